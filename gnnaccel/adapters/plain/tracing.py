@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.plain.arguments import COUNT, EDGES, NODES, ONE, Given
+from gnnaccel.adapters.plain.effects import NodeEffect, settled
 from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, kept_values,
                                               node_values, pieces, pointwise, reduced, tracing,
                                               zero_rows)
-from gnnaccel.adapters.pyg.propagate.expressed import Once, following
+from gnnaccel.adapters.pyg.propagate.expressed import Once, following, notes
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
@@ -64,7 +65,8 @@ class Found(NamedTuple):
 class Forward(GraphFunctions):
     """The `Steps` of one run of a ``forward``. ``gathered``: the ends of the edges that have rows
     of arguments, by the names of these; ``by_source``: whether something was to be reduced by the
-    end that the edges are taken to come from; ``sends``: as of `Found`."""
+    end that the edges are taken to come from; ``sends``: as of `Found`; ``reached``: the values
+    per node of which messages are made."""
 
     square = counts_results = True
     by_source = sends = False
@@ -72,6 +74,7 @@ class Forward(GraphFunctions):
     def __init__(self, layer: Layer):
         super().__init__(layer)
         self.gathered: dict[tuple[str, str], pointwise.Rows] = {}
+        self.reached: list[NodeValue] = []
         self._given: dict[int, str] = {}  # names of arguments, by the places of their steps
         self._picked: dict[tuple[int, str], pointwise.Rows] = {}
 
@@ -86,6 +89,7 @@ class Forward(GraphFunctions):
         """Each edge's row of values per node; of an argument as it is the argument's."""
         key = value.at, end
         self.sends |= end == "j"
+        self.reached.append(value.as_now())
         if key not in self._picked:
             name = self._given.get(value.at)
             if name is None:
@@ -97,6 +101,12 @@ class Forward(GraphFunctions):
                 self._picked[key] = self.gathered[name, end] = rows
         rows = self._picked[key]
         return pieces.recorded(pointwise.Rows(rows.tree, rows.meta))
+
+    def effect(self, function: Callable, args: tuple, meta: Tensor) -> NodeValue:
+        result = self.made(function, args, {}, meta)
+        NodeEffect(result)
+        result.alone = True
+        return result
 
     def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
                 reduce: Any = "sum") -> Any:
@@ -178,7 +188,7 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
     layer._traced_special.clear()  # stand-ins are told by what they are, not by names
     steps: Forward = layer._traced_functions
     result: Any = None
-    with following(given.values) as notes:
+    with following(given.values) as noted:
         try:
             arguments = _stand_ins(steps, given, flipped)
             out = layer._traced_method(function)(**arguments)
@@ -191,7 +201,7 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
             result = _OTHER_WAY if steps.by_source and not flipped else None
     guards = guarded.Guards(layer._traced_read, (), tuple(layer._traced_watched))
     if isinstance(result, Found):
-        result = result._replace(trace=_trace(result.messages, given, steps, notes, guards))
+        result = result._replace(trace=_trace(result.messages, given, steps, noted, guards))
     return guards, result
 
 
@@ -251,13 +261,14 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
            flipped: bool) -> Found:
     """A `Found` but for its trace, of what the module gives for its stand-ins."""
     result = aggregates.result_of(_as_given(out, arguments))
-    places = sorted(steps.needed(result))
+    late = settled(steps, notes().effects, steps.reached)
+    places = sorted(steps.needed([result, *late]))
     reductions = [steps.reductions[place] for place in places]
     if not reductions:
         raise Unseen
     reductions = [(kept_values.made_of(one), reduce) for one, reduce in reductions]
     messages, reduces, counts = aggregates.messages_of(reductions, module)
-    of_reductions, put = combined(steps, result, places), any(count for count, _, _ in counts)
+    of_reductions, put = combined(steps, result, places, late), any(count for count, _, _ in counts)
 
     def combine(results: list[Tensor], kwargs: dict) -> Any:
         return of_reductions(aggregates.put_together(results, counts) if put else results, kwargs)

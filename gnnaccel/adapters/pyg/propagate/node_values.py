@@ -9,7 +9,7 @@ the edges (`reduced`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "
                                      "nan_to_num", "layer_norm"}
 _ELSEWHERE = {"index_select": ("reduced", "index_select"), "gather": ("reduced", "along"),
               "dropout": ("channels", "dropout"),
+              "rand_like": ("node_pieces", "rand_like"),
+              "randn_like": ("node_pieces", "randn_like"),
               **{name: ("node_pieces", name) for name in ("chunk", "split", "unbind")},
               **{name: ("zero_rows", name) for name in ("zeros_like", "ones_like", "full_like")}}
 _PLAIN = (*NUMBERS, str, type(None), torch.dtype)
@@ -94,9 +96,10 @@ class Steps:
     each result the place of its reduction, or the function with its arguments that makes it of
     earlier ones; ``before``: reductions that are done before messages are made, by their places;
     ``square``: whether both ends of the edges are the same nodes; ``goes_on``: whether a value goes
-    on at the edges."""
+    on at the edges; ``early``: the places of steps that are done before the messages."""
 
     square = goes_on = False
+    early: Set[int] = frozenset()
 
     def __init__(self) -> None:
         self.reductions: list[tuple[pointwise.Rows, str]] = []
@@ -124,6 +127,10 @@ class Steps:
             function = torch.no_grad()(function)
         self.done.append((function, args, kwargs))
         return NodeValue(self, meta, _rows_of((*args, *kwargs.values())))
+
+    def effect(self, function: Callable, args: tuple, meta: Tensor) -> NodeValue:
+        """The stand-in for the result of a function that draws numbers or keeps statistics."""
+        raise Unseen
 
     def at_end(self, value: NodeValue, end: str) -> pointwise.Rows:
         """The values as rows at this end of the edges."""
@@ -158,15 +165,17 @@ class Steps:
 
     def _steps_of(self, out: Any) -> list[Any]:
         """All steps of which ``out`` is made."""
-        pending, visited, steps = [*_places(out)], set(), []
+        return [self.done[at] for at in self.places_of(out)]
+
+    def places_of(self, out: Any) -> set[int]:
+        """The places of all steps of which ``out`` is made, up to those that are done before."""
+        pending, visited = [*_places(out)], set[int]()
         while pending:
             at = pending.pop()
             if at not in visited:
                 visited.add(at)
-                step = self.done[at]
-                steps.append(step)
-                pending += _places(step)
-        return steps
+                pending += () if at in self.early else _places(self.done[at])
+        return visited
 
     def reduced_into(self) -> set[int]:
         """The places of the steps that reductions go into."""

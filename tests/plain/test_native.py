@@ -95,11 +95,6 @@ class Loops(Base):
         return super().forward(x, torch.cat([edge_index, loops], 1))
 
 
-class OverNodes(Base):
-    def forward(self, x, edge_index):
-        return super().forward(x - x.mean(0), edge_index)
-
-
 class Slices(Base):
     def forward(self, x, edge_index):
         return super().forward(x, edge_index)[:7]
@@ -124,7 +119,7 @@ class Overwrites(Base):
 
 
 NATIVE = [Counts, Keeps, Logs, Prints, WritesBuffer, Branches, Catches, OtherEdges, Loops,
-          OverNodes, Slices, Overwrites]
+          Slices, Overwrites]
 
 
 @pytest.fixture

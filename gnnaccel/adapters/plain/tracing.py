@@ -25,7 +25,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import Once, following, notes
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import Special, Turned
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.straight import combined
@@ -38,7 +38,7 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 _TRACES = 32  # kept for each module
 _GRAPHS = 4
 _MOST = 24  # made for each module: what it reads may be something else in each call
-_NAMES = generated.OF_MESSAGES | node_values.NAMES | zero_rows.NAMES
+_NAMES = generated.OF_MESSAGES | node_values.NAMES | node_values.OF_WHOLES | zero_rows.NAMES
 
 
 class Found(NamedTuple):
@@ -68,7 +68,7 @@ class Forward(GraphFunctions):
     end that the edges are taken to come from; ``sends``: as of `Found`; ``reached``: the values
     per node of which messages are made."""
 
-    square = counts_results = True
+    square = counts_results = wholes = True
     by_source = sends = False
 
     def __init__(self, layer: Layer):
@@ -110,16 +110,16 @@ class Forward(GraphFunctions):
 
     def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
                 reduce: Any = "sum") -> Any:
-        self.by_source |= getattr(index, "end", "") == "j"
+        self.by_source |= type(index) is Special and index.end == "j"
         return super().scatter(src, index, dim, dim_size, reduce)
 
     def into(self, number: float, src: Any, index: Any, *rest: Any) -> Any:
-        self.by_source |= getattr(index, "end", "") == "j"
+        self.by_source |= type(index) is Special and index.end == "j"
         return super().into(number, src, index, *rest)
 
     def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
                 dim: Any = 0) -> Any:
-        if self._counts(num_nodes, getattr(index, "end", "")):
+        if type(index) is Special and self._counts(num_nodes, index.end):
             num_nodes = None  # which gives the same
         return super().softmax(src, index, ptr, num_nodes, dim)
 
@@ -189,6 +189,7 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
     steps: Forward = layer._traced_functions
     result: Any = None
     with following(given.values) as noted:
+        noted.wholes = True
         try:
             arguments = _stand_ins(steps, given, flipped)
             out = layer._traced_method(function)(**arguments)
@@ -215,7 +216,8 @@ def _trace(messages: Any, given: Given, steps: Forward, notes: Any,
         messages, tuple(steps.gathered), edges, guards, {}, tuple(notes.effects), whole, edges,
         most=min(steps.counts, default=math.inf), sends=min(steps.sending, default=math.inf),
         up_to_edges=steps.up_to_edges, dtype=notes.dtype,
-        devices=tuple(notes.devices or ()), conditions=tuple(notes.conditions or ()))
+        devices=tuple(notes.devices or ()), placed=_nodes(given)[:1],
+        conditions=tuple(notes.conditions or ()))
 
 
 class _Turned(Exception):
@@ -237,7 +239,7 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
         edges = Special("edge_index", tuple(ends), steps)
         stand_ins[given.ends[0]] = (Turned(edges) if given.turned else edges
                                     if isinstance(value, Tensor) else type(value)(ends))
-    some = next(name for name, kind in given.kinds.items() if kind is NODES)
+    some = _nodes(given)[0]
     for name, kind in given.kinds.items():
         value = given.values[name]
         if kind is COUNT:
@@ -250,6 +252,11 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
             make = itemgetter(name)
             stand_ins[name] = Param(make, torch.empty_like(value, device="meta"), (make,))
     return stand_ins
+
+
+def _nodes(given: Given) -> tuple[str, ...]:
+    """The arguments with a row for each node."""
+    return tuple(name for name, kind in given.kinds.items() if kind is NODES)
 
 
 def _looks(value: Tensor) -> Tensor:
@@ -277,11 +284,17 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
                  frozenset(steps.sizes), steps.sized, flipped, steps.sends, combine)
 
 
+def _edges(given: Any) -> int:
+    return given.graph.num_edges
+
+
 def _as_given(value: Any, arguments: dict[str, Any]) -> Any:
     """A result with arguments that are given back as they are in place of their stand-ins."""
     for name, one in arguments.items():
         if one is value and one is not None and type(one) is not NodeValue:
             return Once(itemgetter(name))
+    if type(value) is RowCount:
+        return Once(_edges)
     if type(value) in (tuple, list):
         return type(value)([_as_given(one, arguments) for one in value])
     if type(value) is dict:

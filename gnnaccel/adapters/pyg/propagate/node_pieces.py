@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -42,13 +43,20 @@ def _channels(function: Callable, value: Any, *args: Any) -> tuple[NodeValue, ..
 
 def gru_cell(x: Any, h: Any, *weights: Any) -> NodeValue:
     """`torch.gru_cell`, one step."""
-    args = x, h, *weights
-    return _first(x, h).steps.made(torch.gru_cell, args, {}, applied(torch.gru_cell, args, {}))
+    args = (*_made((x, h)), *weights)
+    return _first(*args[:2]).steps.made(torch.gru_cell, args, {}, applied(torch.gru_cell, args, {}))
 
 
 def lstm_cell(x: Any, states: Any, *weights: Any) -> tuple[NodeValue, ...]:
     """`torch.lstm_cell`, one step."""
+    x, *states = _made((x, *states))
     return several(_first(x, *states), torch.lstm_cell, (x, tuple(states), *weights))
+
+
+def _made(values: tuple) -> tuple:
+    """Values of which some may be zeros."""
+    zeros = other("zero_rows").ZeroRows
+    return tuple([one.value() if type(one) is zeros else one for one in values])
 
 
 def _first(*values: Any) -> NodeValue:

@@ -53,9 +53,11 @@ class Special(Refuses):
             return object.__getattribute__(self, name)
         if name in ("unsqueeze", "view", "reshape") and self.end:
             return partial(_column, self, name)
-        if name == "max" and _is_index(self):
+        if name == "max" and self.end:
+            return partial(Largest, self.end)
+        if name == "max" and self.name == "edge_index" and getattr(self.functions, "square", False):
             # of both ends: sums with fewer rows than there are nodes make a call native
-            return partial(Largest, self.end or "i")
+            return partial(Largest, "i")
         if name == "numel" and _is_index(self):
             return RowCount if self.end else Elements
         if name == "unbind" and self.parts:

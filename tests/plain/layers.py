@@ -188,7 +188,7 @@ class ContinuousFilter(nn.Module):
 
 
 def asserting(self, x, edge_index, batch):
-    """A forward that looks at shapes first; here, as pytest rewrites what its own modules assert."""
+    """A forward that looks at shapes first; here, as pytest rewrites what tests assert."""
     assert x.size(0) == batch.size(0) and len(x) > 0, f"{x.shape} and {batch.shape}"
     if x.size(0) == 0:
         raise ValueError("no nodes")

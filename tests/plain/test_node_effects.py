@@ -1,5 +1,5 @@
-"""BatchNorm over the nodes and random numbers for them: torch does each once in a call, in the order
-of the code."""
+"""BatchNorm over the nodes and random numbers for them: torch does each once in a call, in the
+order of the code."""
 from __future__ import annotations
 
 import copy

@@ -119,13 +119,22 @@ def from_no_memory(self, x, edge_index, batch):
     return h, {"edges": edge_index.size(1)}
 
 
+def in_messages(self, x, edge_index, batch):
+    """Numbers of all nodes, of sums and through a norm, in the messages."""
+    h, (src, dst) = self.summed(x, edge_index), edge_index
+    gate, most = torch.sigmoid(self.lin(self.norm(h).mean(0))), h.abs().max()
+    weights = F.dropout(x.pow(2).mean(0, keepdim=True), 0.3, self.training)
+    messages = torch.tanh(self.lin(x[src]) * gate + h[dst] * weights) / (most + 1)
+    return torch.zeros_like(x).index_add_(0, dst, messages), gate
+
+
 def looked_up(self, x, edge_index, batch):
     return self.summed(x + self.table(batch), edge_index)
 
 
 TAKEN = [sums, sums_up_to_the_last, means_that_go_back, means_by_ones, normed_and_mapped, over_all,
          changed_afterwards, pools, pyg_by_graph, layers.asserting, moved, as_many_as_ids_name,
-         mean_by_index_reduce, from_no_memory, looked_up]
+         mean_by_index_reduce, from_no_memory, in_messages, looked_up]
 
 
 class Base(nn.Module):

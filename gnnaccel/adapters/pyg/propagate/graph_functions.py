@@ -31,7 +31,6 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "mi
 #: functions of torch_scatter, with the reduction that is in their names
 _OF_TORCH_SCATTER = {"scatter": None, "scatter_add": "sum", "scatter_sum": "sum",
                      "scatter_mean": "mean", "scatter_max": "max", "scatter_min": "min"}
-_POOLS = ("global_add_pool", "global_mean_pool", "global_max_pool")
 
 
 class GraphFunctions(Steps):
@@ -289,10 +288,7 @@ class GraphFunctions(Steps):
             if own.original(value) is own.original(getattr(utils, name)):
                 if own.is_function(value, "torch_geometric", name):
                     return stands
-        name = getattr(value, "__name__", "")
-        if name in _POOLS and own.is_function(value, "torch_geometric", name):
-            return functools.partial(node_wholes.pool, value)
-        return None
+        return node_wholes.pool_of(value)
 
     def _of_torch_scatter(self, value: Any, package: Any) -> Any:
         name = getattr(value, "__name__", "")

@@ -325,6 +325,9 @@ class NodeValue(Value):
         if name in _ELSEWHERE:
             place, of_that_name = _ELSEWHERE[name]
             return getattr(other(place), of_that_name)(*args, **kwargs)
+        if self.steps.wholes and any(isinstance(one, pointwise.Rows) and type(one) is not Given
+                                     for one in args):
+            return other("node_wholes").at_edges(name, function, args, kwargs)
         of_two, wholes = name in _EXTREMA and len(args) == 2 and isinstance(args[1], Value), (
             self.steps.wholes)
         if wholes and name in _EXTREMA and not of_two:

@@ -14,13 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import own
+from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
+from gnnaccel.adapters.pyg.propagate.nodes_read import as_given
+from gnnaccel.adapters.pyg.propagate.reduced import before, roots_of
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Value
+from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
 
 #: rows that a stand-in for values per graph claims to have, where their number is not told
 GRAPHS = 7907
+_POOLS = ("global_add_pool", "global_mean_pool", "global_max_pool")
 #: other numbers of rows, by which a result is told that depends on theirs
 _OTHERS = {ROWS: 7901, GRAPHS: 7883}
 
@@ -74,6 +79,26 @@ def picked(value: NodeValue, place: Any) -> Any:
     if type(first) is NodeValue:
         result.rows = first.rows
     return result
+
+
+def at_edges(name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """An operation on rows of the edges and on numbers of all nodes, which torch computes before
+    the messages."""
+    return _call(name, function, tuple([_parameter(one) for one in args]),
+                 {key: _parameter(one) for key, one in kwargs.items()})
+
+
+def _parameter(value: Any) -> Any:
+    """What stands for numbers of all nodes where messages are made of them."""
+    if type(value) is not NodeValue:
+        return value
+    if value.of_nodes or GRAPHS in value.meta.shape or not value.meta.is_floating_point():
+        raise Unseen
+    value = value.as_now()
+    value.steps.reached.append(value)
+    once = Once(before(value.steps, value))
+    return Param(lambda given: once(as_given(given)), value.meta,
+                 tuple(dict.fromkeys(roots_of(value.steps, value))), frozenset((once,)))
 
 
 def extreme(value: NodeValue, function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -166,6 +191,14 @@ def scatter(src: Any, index: Any, dim: Any, count: Any, reduce: Any) -> NodeValu
     """PyG's ``scatter``."""
     function = sys.modules["torch_geometric.utils"].scatter
     return reduced(functools.partial(function, reduce=reduce), src, index, dim, count)
+
+
+def pool_of(value: Any) -> Any:
+    """Stand-in for one of PyG's pools; None for others."""
+    name = getattr(value, "__name__", "")
+    if name in _POOLS and own.is_function(value, "torch_geometric", name):
+        return functools.partial(pool, value)
+    return None
 
 
 def pool(function: Callable, x: Any, batch: Any, size: Any = None) -> NodeValue:

@@ -37,7 +37,7 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     def like(given: Any) -> Tensor:
         return given.graph.edge_index.new_empty((), dtype=dtype)
 
-    roots = tuple(dict.fromkeys((*_roots(steps, value), like)))
+    roots = tuple(dict.fromkeys((*roots_of(steps, value), like)))
     reducers = [_before(steps, place) for place in steps.needed(value)]
     names: frozenset[Any] = frozenset((*reducers, *_written(steps, value))) or (
         frozenset((make,)))
@@ -68,7 +68,7 @@ def _written(steps: Steps, value: NodeValue) -> list[Before]:
             for name in leaf.names if isinstance(name, Before)]
 
 
-def _roots(steps: Steps, value: NodeValue) -> list[Make]:
+def roots_of(steps: Steps, value: NodeValue) -> list[Make]:
     """The tensors of which the values are made."""
     roots: list[Make] = [root for rows in steps.of_rows(value) for leaf in leaves(rows.tree)
                          for root in leaf.roots]

@@ -113,7 +113,7 @@ def extreme(value: NodeValue, function: Callable, args: tuple, kwargs: dict) -> 
             return function(*args, **kwargs)[at]
 
         results.append(value.operate("amax", one, args, kwargs))
-    return torch.return_types.max(tuple(results))  # type: ignore[arg-type]  # of stand-ins
+    return torch.return_types.max(tuple(results))
 
 
 class LargestId:

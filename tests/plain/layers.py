@@ -185,3 +185,11 @@ class ContinuousFilter(nn.Module):
         out = x.new_zeros(x.size(0), filters.size(1)).index_add(0, col, x.index_select(0, row)
                                                                 * filters)
         return self.lin2(out)
+
+
+def asserting(self, x, edge_index, batch):
+    """A forward that looks at shapes first; here, as pytest rewrites what tests assert."""
+    assert x.size(0) == batch.size(0) and len(x) > 0, f"{x.shape} and {batch.shape}"
+    if x.size(0) == 0:
+        raise ValueError("no nodes")
+    return self.summed(x, edge_index)

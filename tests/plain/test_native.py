@@ -95,31 +95,6 @@ class Loops(Base):
         return super().forward(x, torch.cat([edge_index, loops], 1))
 
 
-class OverNodes(Base):
-    def forward(self, x, edge_index):
-        return super().forward(x - x.mean(0), edge_index)
-
-
-class NodeDropout(Base):
-    def forward(self, x, edge_index):
-        x = nn.functional.dropout(x, 0.5, self.training)
-        return super().forward(x, edge_index)
-
-
-class Random(Base):
-    def forward(self, x, edge_index):
-        return super().forward(x + torch.randn_like(x), edge_index)
-
-
-class BatchNormed(Base):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(8)
-
-    def forward(self, x, edge_index):
-        return self.norm(super().forward(x, edge_index))
-
-
 class Slices(Base):
     def forward(self, x, edge_index):
         return super().forward(x, edge_index)[:7]
@@ -144,7 +119,7 @@ class Overwrites(Base):
 
 
 NATIVE = [Counts, Keeps, Logs, Prints, WritesBuffer, Branches, Catches, OtherEdges, Loops,
-          OverNodes, NodeDropout, Random, BatchNormed, Slices, Overwrites]
+          Slices, Overwrites]
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def given(nodes=NODES, edges=EDGES, seed=0):
 @pytest.mark.parametrize("form", FORMS)
 def test_values_and_gradients(taken, form):
     torch.manual_seed(0)
-    layer = form().train(form is not Normed)
+    layer = form()
     for _ in range(2):
         assert same(layer, *given())
     assert same(layer.eval(), *given(NODES + 7, EDGES + 30, 5))
@@ -105,21 +105,6 @@ def test_other_modules(taken, form, name):
     seen = []
     getattr(layer, name).register_forward_hook(lambda *args: seen.append(1))
     assert not same(layer, *given()) and len(seen) == 4
-
-
-def test_statistics_are_kept_by_the_host(taken):
-    layer = Normed()
-    assert not same(layer, *given())
-    assert layer.norm.num_batches_tracked == 4
-    with torch.no_grad():
-        assert same(layer.eval(), *given(), grad=False)
-        assert not same(layer.train(), *given(), grad=False)
-
-
-def test_statistics_of_each_call_are_the_hosts(taken):
-    layer = Normed().eval()
-    layer.norm = nn.BatchNorm1d(8, track_running_stats=False).eval()
-    assert not same(layer, *given())
 
 
 class OverNodes(Base):

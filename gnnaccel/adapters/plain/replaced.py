@@ -22,9 +22,9 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
 #: functions and methods that sum by an index
-SUMS = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce",
-                  "scatter_reduce_", "index_put_", "index_put", "scatter", "scatter_sum",
-                  "scatter_mean", "scatter_max", "scatter_min"))
+SUMS = frozenset(("index_add", "index_add_", "index_reduce", "index_reduce_", "scatter_add",
+                  "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put_", "index_put",
+                  "scatter", "scatter_sum", "scatter_mean", "scatter_max", "scatter_min"))
 _HOSTS = ("torch", "torch_geometric", "torch_scatter", "dgl", "gnnaccel")
 #: what a function says of its arguments, or has of another's
 _SAID = frozenset(("__signature__", "__text_signature__", "__wrapped__"))

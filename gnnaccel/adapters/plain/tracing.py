@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.plain.arguments import COUNT, EDGES, NODES, ONE, Given
+from gnnaccel.adapters.plain.effects import NodeEffect, settled
 from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, kept_values,
                                               node_values, pieces, pointwise, reduced, tracing,
                                               zero_rows)
-from gnnaccel.adapters.pyg.propagate.expressed import Once, following
+from gnnaccel.adapters.pyg.propagate.expressed import Once, following, notes
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import Special, Turned
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.straight import combined
@@ -37,7 +38,7 @@ from gnnaccel.dispatch.policy.names import IdentityMap
 _TRACES = 32  # kept for each module
 _GRAPHS = 4
 _MOST = 24  # made for each module: what it reads may be something else in each call
-_NAMES = generated.OF_MESSAGES | node_values.NAMES | zero_rows.NAMES
+_NAMES = generated.OF_MESSAGES | node_values.NAMES | node_values.OF_WHOLES | zero_rows.NAMES
 
 
 class Found(NamedTuple):
@@ -64,14 +65,16 @@ class Found(NamedTuple):
 class Forward(GraphFunctions):
     """The `Steps` of one run of a ``forward``. ``gathered``: the ends of the edges that have rows
     of arguments, by the names of these; ``by_source``: whether something was to be reduced by the
-    end that the edges are taken to come from; ``sends``: as of `Found`."""
+    end that the edges are taken to come from; ``sends``: as of `Found`; ``reached``: the values
+    per node of which messages are made."""
 
-    square = counts_results = True
+    square = counts_results = wholes = True
     by_source = sends = False
 
     def __init__(self, layer: Layer):
         super().__init__(layer)
         self.gathered: dict[tuple[str, str], pointwise.Rows] = {}
+        self.reached: list[NodeValue] = []
         self._given: dict[int, str] = {}  # names of arguments, by the places of their steps
         self._picked: dict[tuple[int, str], pointwise.Rows] = {}
 
@@ -86,6 +89,7 @@ class Forward(GraphFunctions):
         """Each edge's row of values per node; of an argument as it is the argument's."""
         key = value.at, end
         self.sends |= end == "j"
+        self.reached.append(value.as_now())
         if key not in self._picked:
             name = self._given.get(value.at)
             if name is None:
@@ -98,18 +102,24 @@ class Forward(GraphFunctions):
         rows = self._picked[key]
         return pieces.recorded(pointwise.Rows(rows.tree, rows.meta))
 
+    def effect(self, function: Callable, args: tuple, meta: Tensor) -> NodeValue:
+        result = self.made(function, args, {}, meta)
+        NodeEffect(result)
+        result.alone = True
+        return result
+
     def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
                 reduce: Any = "sum") -> Any:
-        self.by_source |= getattr(index, "end", "") == "j"
+        self.by_source |= type(index) is Special and index.end == "j"
         return super().scatter(src, index, dim, dim_size, reduce)
 
     def into(self, number: float, src: Any, index: Any, *rest: Any) -> Any:
-        self.by_source |= getattr(index, "end", "") == "j"
+        self.by_source |= type(index) is Special and index.end == "j"
         return super().into(number, src, index, *rest)
 
     def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
                 dim: Any = 0) -> Any:
-        if self._counts(num_nodes, getattr(index, "end", "")):
+        if type(index) is Special and self._counts(num_nodes, index.end):
             num_nodes = None  # which gives the same
         return super().softmax(src, index, ptr, num_nodes, dim)
 
@@ -178,7 +188,8 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
     layer._traced_special.clear()  # stand-ins are told by what they are, not by names
     steps: Forward = layer._traced_functions
     result: Any = None
-    with following(given.values) as notes:
+    with following(given.values) as noted:
+        noted.wholes = True
         try:
             arguments = _stand_ins(steps, given, flipped)
             out = layer._traced_method(function)(**arguments)
@@ -191,7 +202,7 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
             result = _OTHER_WAY if steps.by_source and not flipped else None
     guards = guarded.Guards(layer._traced_read, (), tuple(layer._traced_watched))
     if isinstance(result, Found):
-        result = result._replace(trace=_trace(result.messages, given, steps, notes, guards))
+        result = result._replace(trace=_trace(result.messages, given, steps, noted, guards))
     return guards, result
 
 
@@ -205,7 +216,8 @@ def _trace(messages: Any, given: Given, steps: Forward, notes: Any,
         messages, tuple(steps.gathered), edges, guards, {}, tuple(notes.effects), whole, edges,
         most=min(steps.counts, default=math.inf), sends=min(steps.sending, default=math.inf),
         up_to_edges=steps.up_to_edges, dtype=notes.dtype,
-        devices=tuple(notes.devices or ()), conditions=tuple(notes.conditions or ()))
+        devices=tuple(notes.devices or ()), placed=_nodes(given)[:1],
+        conditions=tuple(notes.conditions or ()))
 
 
 class _Turned(Exception):
@@ -227,7 +239,7 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
         edges = Special("edge_index", tuple(ends), steps)
         stand_ins[given.ends[0]] = (Turned(edges) if given.turned else edges
                                     if isinstance(value, Tensor) else type(value)(ends))
-    some = next(name for name, kind in given.kinds.items() if kind is NODES)
+    some = _nodes(given)[0]
     for name, kind in given.kinds.items():
         value = given.values[name]
         if kind is COUNT:
@@ -242,6 +254,11 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
     return stand_ins
 
 
+def _nodes(given: Given) -> tuple[str, ...]:
+    """The arguments with a row for each node."""
+    return tuple(name for name, kind in given.kinds.items() if kind is NODES)
+
+
 def _looks(value: Tensor) -> Tensor:
     """What shows the form of rows."""
     return torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
@@ -251,13 +268,14 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
            flipped: bool) -> Found:
     """A `Found` but for its trace, of what the module gives for its stand-ins."""
     result = aggregates.result_of(_as_given(out, arguments))
-    places = sorted(steps.needed(result))
+    late = settled(steps, notes().effects, steps.reached)
+    places = sorted(steps.needed([result, *late]))
     reductions = [steps.reductions[place] for place in places]
     if not reductions:
         raise Unseen
     reductions = [(kept_values.made_of(one), reduce) for one, reduce in reductions]
     messages, reduces, counts = aggregates.messages_of(reductions, module)
-    of_reductions, put = combined(steps, result, places), any(count for count, _, _ in counts)
+    of_reductions, put = combined(steps, result, places, late), any(count for count, _, _ in counts)
 
     def combine(results: list[Tensor], kwargs: dict) -> Any:
         return of_reductions(aggregates.put_together(results, counts) if put else results, kwargs)
@@ -266,11 +284,17 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
                  frozenset(steps.sizes), steps.sized, flipped, steps.sends, combine)
 
 
+def _edges(given: Any) -> int:
+    return given.graph.num_edges
+
+
 def _as_given(value: Any, arguments: dict[str, Any]) -> Any:
     """A result with arguments that are given back as they are in place of their stand-ins."""
     for name, one in arguments.items():
         if one is value and one is not None and type(one) is not NodeValue:
             return Once(itemgetter(name))
+    if type(value) is RowCount:
+        return Once(_edges)
     if type(value) in (tuple, list):
         return type(value)([_as_given(one, arguments) for one in value])
     if type(value) is dict:

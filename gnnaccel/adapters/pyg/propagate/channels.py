@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate.expressed import (AtEdges, Before, Effect, Once, Softmax,
                                                        expressed)
+from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.nodes_read import of_read, protected
 from gnnaccel.adapters.pyg.propagate.pieces import cut, of_leaf, viewed
 from gnnaccel.adapters.pyg.propagate.pointwise import FEW, Rows, about, made_rows, whole
@@ -224,6 +225,8 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
         raise Unseen
     if not training or p == 0:
         return x
+    if not inplace and type(x) is other("node_values").NodeValue:
+        return other("node_pieces").dropped(x, p)
     if inplace or not isinstance(x, Rows):
         raise Unseen
     rows: Any = x.alone()  # whose operators are set for all stand-ins

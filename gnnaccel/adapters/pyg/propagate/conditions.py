@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate.expressed import notes
+from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param
 from gnnaccel.cuda import capture
@@ -49,6 +50,14 @@ def hold(conditions: tuple[Condition, ...], given: Any) -> bool:
     return answers == [one.answer for one in conditions]
 
 
+def more_than_ids(last: Special) -> bool:
+    """Whether there are as many nodes as ids name up to the ``last``; where there are fewer, the
+    call is native."""
+    if last.name != UP_TO_LAST + "i":
+        raise Unseen
+    return noted(lambda given: given.graph.edge_index.amax() < given.graph.num_dst, True)
+
+
 class Compared:
     """Stand-in for what a comparison of one number gives, of which no more is asked than whether it
     is true."""
@@ -70,6 +79,9 @@ class Compared:
 def _compared(compare: Callable[[Any, Any], Any], one: Param, other: Any) -> Any:
     if type(other) not in NUMBERS or one.meta.numel() != 1:
         return NotImplemented
+    # to ask of rows is to compute them: what keeps statistics or draws numbers would do so twice
+    if one.names and notes().effects:
+        raise Unseen
 
     def make(given: Any) -> Tensor:
         return compare(one.make(given), other).reshape(())

@@ -79,9 +79,11 @@ class Notes:
     a call; ``conditions``: what it asked about numbers, as of `conditions.noted`; both None where
     nobody would look at them again; ``arguments``: of the call at hand, where anybody would;
     ``dtype``: torch's default, where the message asked for it; ``given_back``: rows of the
-    edges that the user gets, and their trees, by their ids, each with a leaf of these rows."""
+    edges that the user gets, and their trees, by their ids, each with a leaf of these rows;
+    ``wholes``: as of `node_values.Steps`."""
 
     dtype: torch.dtype | None = None
+    wholes = False
 
     def __init__(self, arguments: dict | None = None):
         self.effects: list[Effect] = []
@@ -107,14 +109,6 @@ def notes() -> Notes:
     return _thread.notes
 
 
-def note_device(named: Any) -> None:
-    """Note a device that has to be the one of the rows."""
-    devices = notes().devices
-    if devices is None:
-        raise Unseen
-    devices.append(named)
-
-
 @contextlib.contextmanager
 def following(arguments: dict | None = None) -> Iterator[Notes]:
     """A block in which a message is traced, of a call with these arguments. It serves calls with
@@ -126,6 +120,11 @@ def following(arguments: dict | None = None) -> Iterator[Notes]:
             yield _thread.notes
     finally:
         _thread.notes = before
+
+
+def of_wholes() -> bool:
+    """Whether what is traced is given all nodes together."""
+    return _thread.notes is not None and _thread.notes.wholes
 
 
 def default_dtype() -> torch.dtype:

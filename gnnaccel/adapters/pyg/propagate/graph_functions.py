@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (channels, guarded, kinds, naming, pieces, pointwise,
+from gnnaccel.adapters.pyg.propagate import (channels, guarded, kinds, naming, node_wholes,
+                                             pieces, pointwise,
                                              rearranged, stacks, zero_rows)
 from gnnaccel.adapters.pyg.propagate.node_values import EdgeRows, NodeCount, NodeValue, Steps
 from gnnaccel.adapters.pyg.propagate.piles import Pile
@@ -55,6 +56,8 @@ class GraphFunctions(Steps):
     def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
                 reduce: Any = "sum") -> Any:
         """PyG's ``scatter``."""
+        if type(index) is NodeValue:
+            return node_wholes.scatter(src, index, dim, dim_size, reduce)
         if isinstance(src, stacks.Stacked):
             return src.reduced(lambda rows: self.scatter(rows, _along(index, dim), 0, dim_size,
                                                          reduce), dim)
@@ -132,6 +135,9 @@ class GraphFunctions(Steps):
         reduce = named or reduce
         if reduce not in ("sum", "add", "mean"):
             raise Unseen
+        if type(index) is NodeValue:
+            return node_wholes.reduced(functools.partial(function, **(
+                {} if named else {"reduce": reduce})), src, index, dim, dim_size)
         return self.scatter(src, index, dim, dim_size, reduce)
 
     def _by_itself(self, function: Any, src: Any, index: Any, dim: Any,
@@ -182,6 +188,8 @@ class GraphFunctions(Steps):
     def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
                 dim: Any = 0) -> Any:
         """PyG's ``softmax``."""
+        if type(index) is NodeValue and ptr is None:
+            return node_wholes.softmax(src, index, num_nodes, dim)
         if type(num_nodes) in (int, RowCount) and not self.square and (
             getattr(index, "end", "i") != "i"):
             raise Unseen  # it is held against how many nodes receive
@@ -198,6 +206,8 @@ class GraphFunctions(Steps):
     def degree(self, function: Any, index: Any, num_nodes: Any = None,
                dtype: Any = None) -> NodeValue:
         """PyG's ``degree``, which ``function`` is."""
+        if type(index) is NodeValue:
+            return node_wholes.counted(function, index, num_nodes, dtype)
         if type(index) is not Special or not index.end or not isinstance(
             dtype, (torch.dtype, type(None))):
             raise Unseen
@@ -262,8 +272,8 @@ class GraphFunctions(Steps):
         package, pyg = map(sys.modules.get, ("torch_scatter", "torch_geometric"))
         if isinstance(value, types.ModuleType) and value not in naming.STOOD_FOR:
             return Package(value, self) if value in (
-                pyg, getattr(pyg, "utils", None), package, getattr(package, "utils", None),
-                rearranged.package()) else None
+                pyg, *[getattr(pyg, one, None) for one in ("utils", "nn")], package,
+                getattr(package, "utils", None), rearranged.package()) else None
         found = (zero_rows.instead(value, self.names, self.watched) or self._of_pyg(value)
                  or self._of_torch_scatter(value, package) or _other(value))
         return found or rearranged.instead(value)
@@ -278,7 +288,7 @@ class GraphFunctions(Steps):
             if own.original(value) is own.original(getattr(utils, name)):
                 if own.is_function(value, "torch_geometric", name):
                     return stands
-        return None
+        return node_wholes.pool_of(value)
 
     def _of_torch_scatter(self, value: Any, package: Any) -> Any:
         name = getattr(value, "__name__", "")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnaccel.adapters.pyg.propagate import constants, guarded, pointwise
+from gnnaccel.adapters.pyg.propagate.node_wholes import LargestId
 from gnnaccel.adapters.pyg.propagate.specials import Largest, Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
@@ -47,7 +48,7 @@ class _OfInt(Kind):
     """Stand-in for `int`: of the largest id of an index it is that, as it is a whole number."""
 
     def __call__(self, *value: Any) -> Any:
-        return value[0] if type(value[0]) is Largest else int(*value)
+        return value[0] if type(value[0]) in (Largest, LargestId) else int(*value)
 
 
 TENSOR, INT = _OfTensors(Tensor), _OfInt(int)

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -41,13 +43,20 @@ def _channels(function: Callable, value: Any, *args: Any) -> tuple[NodeValue, ..
 
 def gru_cell(x: Any, h: Any, *weights: Any) -> NodeValue:
     """`torch.gru_cell`, one step."""
-    args = x, h, *weights
-    return _first(x, h).steps.made(torch.gru_cell, args, {}, applied(torch.gru_cell, args, {}))
+    args = (*_made((x, h)), *weights)
+    return _first(*args[:2]).steps.made(torch.gru_cell, args, {}, applied(torch.gru_cell, args, {}))
 
 
 def lstm_cell(x: Any, states: Any, *weights: Any) -> tuple[NodeValue, ...]:
     """`torch.lstm_cell`, one step."""
+    x, *states = _made((x, *states))
     return several(_first(x, *states), torch.lstm_cell, (x, tuple(states), *weights))
+
+
+def _made(values: tuple) -> tuple:
+    """Values of which some may be zeros."""
+    zeros = other("zero_rows").ZeroRows
+    return tuple([one.value() if type(one) is zeros else one for one in values])
 
 
 def _first(*values: Any) -> NodeValue:
@@ -58,6 +67,21 @@ def _first(*values: Any) -> NodeValue:
     if found is None:
         raise Unseen
     return found
+
+
+def dropped(x: NodeValue, p: float) -> NodeValue:
+    """`torch.nn.functional.dropout` in training."""
+    return x.steps.effect(F.dropout, (x, p, True), torch.empty_like(x.meta))
+
+
+def rand_like(input: NodeValue) -> NodeValue:
+    """`torch.rand_like`."""
+    return input.steps.effect(torch.rand_like, (input,), torch.empty_like(input.meta))
+
+
+def randn_like(input: NodeValue) -> NodeValue:
+    """`torch.randn_like`."""
+    return input.steps.effect(torch.randn_like, (input,), torch.empty_like(input.meta))
 
 
 def several(value: NodeValue, function: Callable, args: tuple) -> tuple[NodeValue, ...]:
@@ -90,16 +114,16 @@ def _meta(value: Any) -> Any:
 
 
 def through(value: NodeValue, module: nn.Module) -> NodeValue:
-    """torch's BatchNorm in evaluation, by statistics that it kept: DGL gives a reduce function some
-    of the nodes at a time, whose own statistics are others."""
-    if module.training or getattr(module, "running_mean", None) is None:
-        raise Unseen
+    """torch's BatchNorm: in evaluation by statistics that it kept, else by those of all nodes,
+    where these are together. DGL gives a reduce function some of them at a time."""
     held = [parameter(one) for one in module._parameters.values() if one is not None]
 
     def function(rows: Tensor, *held: Tensor) -> Tensor:
         return module(rows)
 
     meta = torch.empty_like(value.meta)
+    if module.training or getattr(module, "running_mean", None) is None:
+        return value.steps.effect(function, (value, *held), meta)
     result = value.steps.made(function, (value, *held), {}, meta)
     result.alone = True
     return result

@@ -9,7 +9,7 @@ the edges (`reduced`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.pointwise import IN_PLACE
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
-from gnnaccel.adapters.pyg.propagate.row_count import RowCount
+from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import VIEWS, Make, Param, Value, _call, applied
@@ -30,11 +30,20 @@ from gnnaccel.adapters.pyg.propagate.untold import Sequence
 NAMES = frozenset((*OPERATIONS, *VIEWS, "clone", "detach", "float", "to", "type_as",
                    "sum", "mean", "norm", "normalize", "linear", "matmul", "mm", "nan_to_num",
                    "layer_norm"))
+#: those of which a row may depend on others
+OF_WHOLES = frozenset(("std", "var", "amax", "amin", "logsumexp", "softmax", "log_softmax", "prod",
+                       "cumsum", "flip", "expand", "expand_as", "repeat", "long", "embedding",
+                       "bmm", "transpose", "permute"))
+_EXTREMA = ("max", "min")
 #: what makes numbers in memory of their own, which may be written over
-IN_NEW_MEMORY = OPERATIONS.keys() | {"clone", "sum", "mean", "norm", "linear", "matmul", "mm",
-                                     "nan_to_num", "layer_norm"}
+IN_NEW_MEMORY = OPERATIONS.keys() | {
+    "clone", "sum", "mean", "norm", "linear", "matmul", "mm", "nan_to_num", "layer_norm", "std",
+    "var", "amax", "amin", "logsumexp", "softmax", "log_softmax", "prod", "cumsum", "flip",
+    "repeat", "embedding", "bmm"}
 _ELSEWHERE = {"index_select": ("reduced", "index_select"), "gather": ("reduced", "along"),
               "dropout": ("channels", "dropout"),
+              "rand_like": ("node_pieces", "rand_like"),
+              "randn_like": ("node_pieces", "randn_like"),
               **{name: ("node_pieces", name) for name in ("chunk", "split", "unbind")},
               **{name: ("zero_rows", name) for name in ("zeros_like", "ones_like", "full_like")}}
 _PLAIN = (*NUMBERS, str, type(None), torch.dtype)
@@ -46,10 +55,22 @@ class NodeCount(RowCount):
     def __init__(self, of: Any):
         self.of = of
 
-    def __eq__(self, other: Any) -> bool:
-        raise Unseen
+    @property
+    def of_all(self) -> bool:
+        """Whether it is the number of nodes that a function is given together."""
+        return type(self.of) is NodeValue and self.of.steps.wholes and self.of.rows[1]
 
-    __ne__ = __eq__
+    def __eq__(self, other: Any) -> bool:
+        if self.of_all and type(other) is NodeCount and other.of_all:
+            return True
+        return not self > other
+
+    def __gt__(self, of: Any) -> bool:
+        """Whether there are nodes: none would not be followed; or more than ids name."""
+        if not self.of_all or type(of) is int and of != 0 or type(of) not in (int, Special):
+            raise Unseen
+        return type(of) is int or other("conditions").more_than_ids(of)
+
     __hash__ = object.__hash__
 
 
@@ -94,9 +115,11 @@ class Steps:
     each result the place of its reduction, or the function with its arguments that makes it of
     earlier ones; ``before``: reductions that are done before messages are made, by their places;
     ``square``: whether both ends of the edges are the same nodes; ``goes_on``: whether a value goes
-    on at the edges."""
+    on at the edges; ``early``: the places of steps that are done before the messages; ``wholes``:
+    whether values are of all nodes together, so that a row may be made of others."""
 
-    square = goes_on = False
+    square = goes_on = wholes = False
+    early: Set[int] = frozenset()
 
     def __init__(self) -> None:
         self.reductions: list[tuple[pointwise.Rows, str]] = []
@@ -123,7 +146,13 @@ class Steps:
         if not torch.is_grad_enabled():
             function = torch.no_grad()(function)
         self.done.append((function, args, kwargs))
-        return NodeValue(self, meta, _rows_of((*args, *kwargs.values())))
+        of_nodes = meta.dim() and meta.shape[0] == ROWS
+        return NodeValue(self, meta, _rows_of((*args, *kwargs.values())) if of_nodes
+                         else ("", False))
+
+    def effect(self, function: Callable, args: tuple, meta: Tensor) -> NodeValue:
+        """The stand-in for the result of a function that draws numbers or keeps statistics."""
+        raise Unseen
 
     def at_end(self, value: NodeValue, end: str) -> pointwise.Rows:
         """The values as rows at this end of the edges."""
@@ -158,15 +187,17 @@ class Steps:
 
     def _steps_of(self, out: Any) -> list[Any]:
         """All steps of which ``out`` is made."""
-        pending, visited, steps = [*_places(out)], set(), []
+        return [self.done[at] for at in self.places_of(out)]
+
+    def places_of(self, out: Any) -> set[int]:
+        """The places of all steps of which ``out`` is made, up to those that are done before."""
+        pending, visited = [*_places(out)], set[int]()
         while pending:
             at = pending.pop()
             if at not in visited:
                 visited.add(at)
-                step = self.done[at]
-                steps.append(step)
-                pending += _places(step)
-        return steps
+                pending += () if at in self.early else _places(self.done[at])
+        return visited
 
     def reduced_into(self) -> set[int]:
         """The places of the steps that reductions go into."""
@@ -205,10 +236,8 @@ def _as_now(value: Any) -> Any:
 def _rows_of(args: tuple) -> Any:
     """The end whose nodes the rows of what is made of these belong to, and whether all of these
     nodes have one."""
-    rows = {one.rows for one in args if type(one) is NodeValue}
-    if any(isinstance(one, (tuple, list)) for one in args):
-        rows |= {part.rows for one in args if isinstance(one, (tuple, list)) for part in one
-                 if type(part) is NodeValue}
+    parts = [part for one in args for part in (one if isinstance(one, (tuple, list)) else (one,))]
+    rows = {one.rows for one in parts if type(one) is NodeValue and one.of_nodes}
     return rows.pop() if len(rows) == 1 else ("", False) if rows else ("i", True)
 
 
@@ -236,13 +265,22 @@ class NodeValue(Value):
         if name in IN_PLACE:
             return lambda *args, **kwargs: self.overwritten(
                 IN_PLACE[name], getattr(Tensor, IN_PLACE[name]), self, *args, **kwargs)
-        if name not in NAMES:
+        if name not in NAMES and not (self.steps.wholes
+                                      and (name in OF_WHOLES or name in _EXTREMA)):
             raise Unseen
         return lambda *args, **kwargs: _call(name, getattr(Tensor, name), (self, *args), kwargs)
 
     @property
+    def of_nodes(self) -> bool:
+        """Whether there is a row for each node."""
+        return bool(self.meta.dim()) and self.meta.shape[0] == ROWS
+
+    @property
     def shape(self) -> tuple:
-        return Sequence((NodeCount(self.as_now()), *self.meta.shape[1:]))
+        sizes = self.meta.shape
+        if self.of_nodes or other("node_wholes").GRAPHS in sizes[:1]:
+            return Sequence((NodeCount(self.as_now()), *sizes[1:]))
+        return Sequence(sizes)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -255,6 +293,8 @@ class NodeValue(Value):
         first, *rest = place if type(place) is tuple and place else (place,)
         if type(first) is Special:
             return other("reduced").gathered(self, first, *rest)
+        if self.steps.wholes and (not self.of_nodes or type(first) is NodeValue or place == -1):
+            return other("node_wholes").picked(self, place)
         if not (first is Ellipsis or first == slice(None)):
             raise Unseen
         return self.operate("getitem", operator.getitem, (self, place), {})
@@ -285,15 +325,23 @@ class NodeValue(Value):
         if name in _ELSEWHERE:
             place, of_that_name = _ELSEWHERE[name]
             return getattr(other(place), of_that_name)(*args, **kwargs)
-        of_two = name in ("max", "min") and len(args) == 2 and isinstance(args[1], Value)
-        if not (name in NAMES or name == "getitem" or of_two) or kwargs.get("out") is not None:
+        if self.steps.wholes and any(isinstance(one, pointwise.Rows) and type(one) is not Given
+                                     for one in args):
+            return other("node_wholes").at_edges(name, function, args, kwargs)
+        of_two, wholes = name in _EXTREMA and len(args) == 2 and isinstance(args[1], Value), (
+            self.steps.wholes)
+        if wholes and name in _EXTREMA and not of_two:
+            return other("node_wholes").extreme(self, function, args, kwargs)
+        if not (name in NAMES or name == "getitem" or of_two or wholes and name in OF_WHOLES) or (
+            kwargs.get("out") is not None):
             raise Unseen
         # without a dimension, the result depends on the number of rows
         if name == "squeeze" and not (len(args) == 2 and type(args[1]) is int):
             raise Unseen
-        if name == "normalize" and self._over_rows(*args[1:], *kwargs.values()):
+        if name == "normalize" and not wholes and self._over_rows(*args[1:], *kwargs.values()):
             raise Unseen
-        result = self.steps.made(function, args, kwargs, applied(function, args, kwargs))
+        meta = (other("node_wholes").looks if wholes else applied)(function, args, kwargs)
+        result = self.steps.made(function, args, kwargs, meta)
         result.alone = of_two or name in IN_NEW_MEMORY
         if not result.alone:
             for one in (*args, *kwargs.values()):

@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel.adapters.pyg.propagate import generated, pieces, pointwise
 from gnnaccel.adapters.pyg.propagate.expressed import Before, Once, Reduced
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
+from gnnaccel.adapters.pyg.propagate.nodes_read import OfRead
 from gnnaccel.adapters.pyg.propagate.specials import Special, Spread
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.straight import at_edges
@@ -23,11 +24,11 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     steps, dtype = value.steps, value.meta.dtype
     if value.rows[0] != end and not (value.rows[1] and steps.square):
         raise Unseen  # whether there is a row for each node cannot be told
-    reducers, steps.goes_on = {k: _before(steps, k) for k in steps.needed(value)}, True
-
-    compute = at_edges(steps, value, reducers)
+    compute = before(steps, value)
 
     def make(given: Any) -> Tensor:
+        if type(given) is OfRead:  # all nodes have a part in what is made of them together
+            given = given.of_call()  # `as_given`, without its call
         out = compute(given)
         missing = given.graph.rows("v" if end == "i" else "u") - out.shape[0]
         # nodes beyond have no edges
@@ -36,11 +37,18 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     def like(given: Any) -> Tensor:
         return given.graph.edge_index.new_empty((), dtype=dtype)
 
-    roots = tuple(dict.fromkeys((*_roots(steps, value), like)))
-    names: frozenset[Any] = frozenset((*reducers.values(), *_written(steps, value))) or (
+    roots = tuple(dict.fromkeys((*roots_of(steps, value), like)))
+    reducers = [_before(steps, place) for place in steps.needed(value)]
+    names: frozenset[Any] = frozenset((*reducers, *_written(steps, value))) or (
         frozenset((make,)))
     rows = pointwise.made_rows(end, Once(make), value.meta, names, roots)
     return rows if torch.is_grad_enabled() else pieces.detached(rows)
+
+
+def before(steps: Steps, value: NodeValue) -> Make:
+    """Computes the values before the messages of a call."""
+    steps.goes_on = True
+    return at_edges(steps, value, {k: _before(steps, k) for k in steps.needed(value)})
 
 
 def _before(steps: Steps, at: int) -> Before:
@@ -60,7 +68,7 @@ def _written(steps: Steps, value: NodeValue) -> list[Before]:
             for name in leaf.names if isinstance(name, Before)]
 
 
-def _roots(steps: Steps, value: NodeValue) -> list[Make]:
+def roots_of(steps: Steps, value: NodeValue) -> list[Make]:
     """The tensors of which the values are made."""
     roots: list[Make] = [root for rows in steps.of_rows(value) for leaf in leaves(rows.tree)
                          for root in leaf.roots]

@@ -25,6 +25,8 @@ UP_TO_LAST = "up to the last "
 _TURNS = ("t", "T", "mT", "permute", "transpose", "swapaxes")
 #: methods of ids as numbers
 _OF_IDS = ("float", "to", "abs", "clamp", "eq", "ne", "lt", "le", "gt", "ge", "sub", "add", "mul")
+#: methods that may give ids as they are
+_STILL = ("to", "cpu", "cuda", "long", "contiguous", "clone", "detach")
 #: arguments that are never None
 NEVER_NONE = frozenset((*_INDEX, "edge_index", "size"))
 #: of these, those that are ids: numbers to calculate with
@@ -53,6 +55,9 @@ class Special(Refuses):
             return partial(_column, self, name)
         if name == "max" and self.end:
             return partial(Largest, self.end)
+        if name == "max" and self.name == "edge_index" and getattr(self.functions, "square", False):
+            # of both ends: sums with fewer rows than there are nodes make a call native
+            return partial(Largest, "i")
         if name == "numel" and _is_index(self):
             return RowCount if self.end else Elements
         if name == "unbind" and self.parts:
@@ -67,6 +72,8 @@ class Special(Refuses):
             return _sizes(self)
         if name == "device" and _is_index(self):
             return DEVICE
+        if name in _STILL and _is_index(self):
+            return partial(_still, self, name)
         if name in _OF_IDS and self.end:
             return getattr(other("tables").ids_of(self), name)
         raise Unseen
@@ -107,6 +114,8 @@ class Special(Refuses):
         which are larger."""
         if self.end:
             return _of_ids(operator.gt, self, other)
+        if isinstance(other, RowCount):
+            return not other > self
         return (type(other) is int and other == 0 and self.counts == "i"
                 and self.functions is not None and self.functions.counts_results
                 ) or self._refuses()
@@ -152,6 +161,8 @@ class Turned(Special):
             return object.__getattribute__(self, name)
         if name in _TURNS:
             return _turning(name, self.of)
+        if name in _STILL:
+            return partial(_still, self, name)
         if name == "unbind":
             return lambda dim=0: self.of.unbind(_other_of_two(dim))
         if name in _SIZES:
@@ -221,6 +232,24 @@ class Along:
 
     def __init__(self, of: Special, dim: int):
         self.of, self.dim, self.max, self.numel = of, dim, of.max, of.numel
+
+
+def _still(ids: Special, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Ids that stay as they are, on the device where they are already; in another dtype numbers of
+    the edges."""
+    of: Any = ids.of if type(ids) is Turned else ids
+    if name in ("to", "cpu", "cuda"):
+        _, _, (_, *rest), kwargs = other("devices").still(name, (ids, *args), kwargs)
+        args = (*rest, *kwargs.values())
+        if not args:
+            return ids
+        if args != (torch.int64,) and ids.end:
+            return other("tables").ids_of(ids).to(*rest, **kwargs)
+    whole = name in ("to", "long")
+    if args != ((torch.int64,) if name == "to" else ()) or whole and not (
+        of.functions is not None and of.functions.wholes):  # ids of others may be int32
+        raise Unseen
+    return ids
 
 
 def _turning(name: str, turned: Special) -> Any:

@@ -17,12 +17,16 @@ from gnnaccel.adapters.pyg.propagate.untold import Sequence
 _LITERAL = (int, bool, str, type(None))
 
 
-def combined(steps: Steps, out: Any, places: Iterable[int]) -> Callable[[list, Any], Any]:
+def combined(steps: Steps, out: Any, places: Iterable[int],
+             late: Iterable[NodeValue] = ()) -> Callable[[list, Any], Any]:
     """``run(results, kwargs)``: ``out`` with tensors in place of its stand-ins. ``results``: of the
-    reductions at ``places``, in that order; ``kwargs``: the arguments of the call."""
+    reductions at ``places``, in that order; ``kwargs``: the arguments of the call; ``late``: the
+    steps that are done whether or not something is made of them, in this order."""
     writer = _Writer(steps, {place: f"results[{at}]" for at, place in enumerate(places)})
     if steps.goes_on:  # steps that were done for the edges are not done again
         writer.shared = set(range(len(steps.done))) - steps.reduced_into()
+    for one in late:
+        writer.text(one)
     return writer.function("results, kwargs", writer.text(out))
 
 
@@ -108,7 +112,11 @@ class _Writer:
         name = f"v{at}"
         if at not in self._written:
             self._written.add(at)
-            step = self.steps.done[at]  # type: ignore[union-attr]  # whose result is asked for
+            if at in self.steps.early:  # type: ignore[union-attr]  # whose result is asked for
+                self.shared.add(at)  # it is there
+                self.lines.append(f"{name} = found[{at}]")
+                return name
+            step = self.steps.done[at]  # type: ignore[union-attr]
             made = (f"reduction({self.reductions[step]})" if type(step) is int
                     else self.call(*step))
             self.lines += ([f"if {at} in found: {name} = found[{at}]",

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
-from gnnaccel.adapters.pyg.propagate.expressed import note_device
+from gnnaccel.adapters.pyg.propagate.devices import MOVES, note_device, still
 from gnnaccel.adapters.pyg.propagate.function_names import (ALIASES, BESIDE, LINEAR, POINTWISE,
                                                               by_torchs_names)
 from gnnaccel.adapters.pyg.propagate.function_names import VIEWS as VIEWS

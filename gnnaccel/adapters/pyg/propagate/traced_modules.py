@@ -123,7 +123,8 @@ def _through(module: nn.Module, x: Any) -> Any:
 
 
 def _are_of_nodes(*values: Any) -> bool:
-    return any(isinstance(one, other("node_values").NodeValue) for one in values)
+    of_nodes = other("node_values").NodeValue, other("zero_rows").ZeroRows
+    return any(isinstance(one, of_nodes) for one in values)
 
 
 #: modules that hold others under names, or in their order

@@ -78,7 +78,8 @@ class Trace(NamedTuple):
     how many there are, or as tables have rows; ``sends``: how many may send, likewise;
     ``up_to_edges``: whether no more may receive than there are edges; ``listed``:
     the arguments that are the list of edges itself; ``dtype``: torch's default, of what it makes
-    by that, or None; ``devices``: those that it names, as `devices.here` takes them;
+    by that, or None; ``devices``: those that it names, as `devices.here` takes them; ``placed``:
+    other arguments that are where the rows are;
     ``conditions``: the answers about numbers."""
 
     message: Any
@@ -95,6 +96,7 @@ class Trace(NamedTuple):
     listed: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     devices: tuple[Any, ...] = ()
+    placed: tuple[str, ...] = ()
     conditions: tuple[conditions.Condition, ...] = ()
 
     def holds(self, layer: Any, edges: int | None = None, kwargs: dict | None = None) -> bool:
@@ -131,7 +133,7 @@ class Trace(NamedTuple):
 
     def at_devices(self, kwargs: dict) -> bool:
         """Whether the rows are where the message says."""
-        return devices.here(self.devices, kwargs, self.ends, self.edges)
+        return devices.here(self.devices, kwargs, self.ends, (*self.edges, *self.placed))
 
 
 # --- tracing --------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.propagate import (chosen, constants, contexts, devices, kinds,
-                                              naming, pointwise)
-from gnnaccel.adapters.pyg.propagate.expressed import default_dtype
+                                              naming, node_wholes, pointwise)
+from gnnaccel.adapters.pyg.propagate.expressed import default_dtype, of_wholes
 from gnnaccel.adapters.pyg.propagate.node_values import IN_NEW_MEMORY, NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Along, Special, Spread
@@ -26,7 +26,8 @@ from gnnaccel.dispatch.generated.tree import Number
 #: what may be named of them
 NAMES = frozenset(("zeros", "new_zeros", "new_ones", "new_full", "index_add", "index_add_",
                    "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put",
-                   "index_put_", "expand_as", "device", "bincount", "full_like", "inf"))
+                   "index_put_", "index_reduce", "index_reduce_", "expand_as", "device", "bincount",
+                   "full_like", "inf"))
 #: extrema of rows and of the numbers that they are reduced into
 _EXTREMA = ("amax", "amin")
 _INTO = {f"{name} of all": (name, True) for name in _EXTREMA}
@@ -36,10 +37,12 @@ _LIKE = ("zeros_like", "ones_like", "full_like")
 
 class ZeroRows(Value):
     """Zeros, as many as ``count`` says, or another ``number``, into which extrema are reduced. What
-    is reduced into them in place makes them the result. Beside values per node they are such."""
+    is reduced into them in place makes them the result, which those that are ``taken`` for a value
+    in another way may not become. Beside values per node they are such."""
 
     rank = 12
     device = DEVICE
+    taken = False
 
     def __init__(self, count: Any, meta: torch.Tensor, number: float = 0.0):
         self.count, self.meta, self.number = count, meta, number
@@ -49,8 +52,11 @@ class ZeroRows(Value):
             return functools.partial(self._moved, name)
         if name == "float":
             return functools.partial(self._moved, "to", torch.float32)
-        if name.removesuffix("_") not in _REDUCES:
+        if name.endswith("_") and name[:-1] not in _REDUCES:
             raise Unseen
+        if name.removesuffix("_") not in _REDUCES:
+            self.taken = True
+            return getattr(self.value(), name)
         return functools.partial(self._reduced, name.removesuffix("_"), name.endswith("_"))
 
     @property
@@ -86,26 +92,45 @@ class ZeroRows(Value):
         kwargs = {k: one.value() if type(one) is ZeroRows else one for k, one in kwargs.items()}
         return _call(name, function, args, kwargs)
 
-    def value(self) -> NodeValue:
-        """These as values per node."""
-        of = self.count.of if type(self.count) is NodeCount else None
+    def beside(self, tensors: Any, dim: int) -> Any:
+        return torch.cat([one.value() if type(one) is ZeroRows else one for one in tensors], dim)
+
+    def value(self, beside: NodeValue | None = None) -> Any:
+        """These as values per node, or where there is a number of them as a constant; ``beside``:
+        values of which others are to be made with them."""
+        if type(self.count) is int and beside is None:
+            return constants.constant(torch.full, (tuple(self.meta.shape), self.number),
+                                      {"dtype": self.meta.dtype})
+        of = self.count.of if type(self.count) is NodeCount else beside
         if type(of) is not NodeValue:
             raise Unseen
-        tail, dtype, number = tuple(self.meta.shape[1:]), self.meta.dtype, self.number
+        return node_wholes.zeros(of.steps, self.count, self.meta, self.number, of)
 
-        def rows(like: torch.Tensor) -> torch.Tensor:
-            return like.new_full((like.shape[0], *tail), number, dtype=dtype)
+    def _reduced_nodes(self, name: str, in_place: bool, args: tuple, kwargs: dict) -> Any:
+        """These with values per node reduced into them, by torch."""
+        args = tuple([one.value() if type(one) is ZeroRows else one for one in args])
+        found = [one for one in (*args, *kwargs.values()) if type(one) is NodeValue]
+        if not found or not found[0].steps.wholes or not all(one.of_nodes for one in found):
+            raise Unseen
+        into = self.value(found[0])
+        result = into.steps.made(getattr(torch.Tensor, name), (into, *args), kwargs, into.meta)
+        result.rows, result.alone = into.rows, True
+        return self._becomes(result) if in_place else result
 
-        result = of.steps.made(rows, (of,), {}, self.meta)
-        result.alone = True
-        return result
+    def _becomes(self, result: NodeValue) -> NodeValue:
+        if self.taken:
+            raise Unseen
+        self.__class__, self.__dict__ = NodeValue, result.__dict__  # type: ignore[assignment]
+        return self  # type: ignore[return-value]
 
     def _reduced(self, name: str, in_place: bool, *args: Any, **kwargs: Any) -> NodeValue:
+        if any(type(one) is NodeValue for one in (*args, *kwargs.values())):
+            return self._reduced_nodes(name, in_place, args, kwargs)
         index, src, dim, reduce = _REDUCES[name](*args, **kwargs)
         if type(index) is Along:
             index = index.of if index.dim == dim else None
         if not isinstance(src, pointwise.Rows) or type(index) is not Special or (
-            src.meta.shape != self.meta.shape or src.meta.dtype != self.meta.dtype):
+            src.meta.shape[1:] != self.meta.shape[1:] or src.meta.dtype != self.meta.dtype):
             raise Unseen
         if reduce in _INTO or self.number != 0.0 and reduce in _EXTREMA:
             if index.steps is None:
@@ -120,10 +145,7 @@ class ZeroRows(Value):
             result = index.functions.added(self.count, src, index, dim)
         else:
             raise Unseen
-        if in_place:
-            self.__class__, self.__dict__ = NodeValue, result.__dict__  # type: ignore[assignment]
-            return self  # type: ignore[return-value]
-        return result
+        return self._becomes(result) if in_place else result
 
 
 def _index_add(dim: Any, index: Any, source: Any) -> tuple:
@@ -144,6 +166,13 @@ def _scatter_reduce(dim: Any, index: Any, src: Any, reduce: Any, *,
     return _of_rows(index, src), src, dim, reduce
 
 
+def _index_reduce(dim: Any, index: Any, source: Any, reduce: Any, *,
+                  include_self: Any = True) -> tuple:
+    if reduce != "mean" or include_self is not False:
+        raise Unseen
+    return index, source, dim, reduce
+
+
 def _index_put(indices: Any, values: Any, accumulate: Any = False) -> tuple:
     if accumulate is not True or type(indices) not in (tuple, list) or len(indices) != 1:
         raise Unseen
@@ -151,7 +180,7 @@ def _index_put(indices: Any, values: Any, accumulate: Any = False) -> tuple:
 
 
 _REDUCES: dict[str, Callable[..., tuple]] = {
-    "index_add": _index_add, "scatter_add": _scatter_add,
+    "index_add": _index_add, "scatter_add": _scatter_add, "index_reduce": _index_reduce,
     "scatter_reduce": _scatter_reduce, "index_put": _index_put}
 
 
@@ -174,7 +203,8 @@ def _full(number: float, function: Callable) -> Callable[..., Any]:
     def full(*size: Any, dtype: Any = None, device: Any = None, **more: Any) -> Any:
         sizes = size or (more.pop("size", ()),)
         counts = _counts(sizes)
-        if not counts or not isinstance(counts[0], (Special, RowCount)):
+        if not counts or not isinstance(counts[0], (Special, RowCount)) and not (
+            type(counts[0]) is int and of_wholes() and not more):
             return constants.constant(function, sizes, {**more, "dtype": dtype}, device)
         if not (device is None or devices.named(device)) or more:
             raise Unseen
@@ -283,6 +313,8 @@ def _made(number: float, counts: Any, dtype: Any) -> Any:
         if not meta.is_floating_point():
             raise Unseen
         return pointwise.Rows(Number(number), meta)
+    if type(counts[0]) is int and of_wholes() and counts[0] not in (ROWS, node_wholes.GRAPHS):
+        return ZeroRows(counts[0], meta.new_empty(counts), number)
     if type(counts[0]) not in (Special, NodeCount) or not meta.is_floating_point() and number:
         raise Unseen
     return ZeroRows(counts[0], meta, number)
@@ -290,6 +322,8 @@ def _made(number: float, counts: Any, dtype: Any) -> Any:
 
 def _bincount(index: Any, weights: Any = None, minlength: Any = 0) -> Any:
     """What stands for `torch.bincount`, of the ids of one end of the edges."""
+    if type(index) is NodeValue and weights is None:
+        return node_wholes.bincount(index, minlength)
     if type(index) is not Special:
         return torch.bincount(index, weights, minlength)
     if weights is not None or index.functions is None:

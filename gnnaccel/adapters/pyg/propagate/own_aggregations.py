@@ -1,6 +1,6 @@
-"""Aggregations that are read as users' own: subclasses of PyG's, those of PyG's that have modules of
-the user's, and PyG's softmax, of messages that its own kernels do not know. What stands for one
-while an ``aggregate`` is traced that hands messages to it."""
+"""Aggregations that are read as users' own: subclasses of PyG's, those of PyG's that have modules
+of the user's, and PyG's softmax, of messages that its own kernels do not know. What stands for
+one while an ``aggregate`` is traced that hands messages to it."""
 from __future__ import annotations
 
 from typing import Any

@@ -86,6 +86,19 @@ class Rotated(Message):
         return torch.stack([a * c - b * d, a * d + b * c], dim=-1).flatten(1)
 
 
+class ByClass(Message):
+    """A map for each class of channels, of uneven pieces of both ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList([nn.Linear(2 * width, 4) for width in (3, 3, 2, 2, 2)])
+
+    def message(self, x_i, x_j):
+        pieces = zip(torch.tensor_split(x_i, 5, dim=1), x_j.tensor_split(5, dim=-1))
+        score = torch.cat([one(torch.cat(ends, 1)) for one, ends in zip(self.maps, pieces)], 1)
+        return score.tensor_split((4,), 1)[1].sum(-1, keepdim=True).tanh() * x_j
+
+
 class Angles(Message):
     """Of PPFNet: numbers of the edge beside one another."""
 
@@ -120,7 +133,7 @@ class Filled(Message):
             torch.ones_like(x_j) - x_i)
 
 
-FORMS = [Standard, Extremes, Logarithms, Cumulative, Gated, Similar, Dots, Distant, Rotated,
+FORMS = [Standard, Extremes, Logarithms, Cumulative, Gated, Similar, Dots, Distant, Rotated, ByClass,
          Angles, Repeated, RepeatedAs, Filled]
 
 

@@ -1,5 +1,5 @@
 """Aggregations of users' own, subclasses of PyG's ``Aggregation``, and those of PyG's that have
-modules of the user's."""
+modules of the user's, or are a softmax of messages that kernels are written for."""
 from __future__ import annotations
 
 import pytest
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import GINConv, MLP, GraphConv, MessagePassing
 from torch_geometric.nn.aggr import (Aggregation, AttentionalAggregation, DeepSetsAggregation,
-                                     MeanAggregation)
+                                     MeanAggregation, SoftmaxAggregation)
 from torch_geometric.utils import degree, scatter, softmax
 
 import gnnaccel
@@ -129,6 +129,45 @@ def test_attention_in_pygs_own_layer(kernels):
 def test_second_derivatives(kernels):
     compare_second(kernels, Gated(Learned()).to(kernels.device),
                    *to(kernels.device, *arguments(Gated)))
+
+
+SOFTMAX = [{}, {"t": 0.1, "semi_grad": True}, {"t": 2.0, "learn": True},
+           {"t": 1.5, "learn": True, "channels": WIDTH}]
+
+
+@pytest.mark.parametrize("options", SOFTMAX, ids=["plain", "cold", "learnt", "by channel"])
+@pytest.mark.parametrize("cls", [Gated, Handing])
+def test_pygs_softmax_of_messages(kernels, cls, options):
+    for train in (True, False):
+        compare(kernels, cls(SoftmaxAggregation(**options)), *arguments(cls), train=train)
+    layer = cls(SoftmaxAggregation(**options)).to(kernels.device)
+    compare_second(kernels, layer, *to(kernels.device, *arguments(cls)))
+
+
+def test_changes_of_a_softmax_are_seen(emulated):
+    """Its temperature, its half of a gradient, and a hook."""
+    layer, (x, *given) = Gated(SoftmaxAggregation()), arguments(Gated)
+    module = layer.aggr_module
+    x.requires_grad_()
+
+    def gradient():
+        return torch.autograd.grad(layer(x, *given).sin().sum(), x)[0]
+
+    for change in (lambda: None, lambda: setattr(module, "t", 0.3),
+                   lambda: setattr(module, "semi_grad", True),
+                   lambda: setattr(module, "t", nn.Parameter(torch.tensor([2.0]))),
+                   lambda: module.t.data.mul_(2.0)):
+        change()
+        expected = gradient()
+        gnnaccel.reset_stats()
+        with emulated.on():
+            for _ in range(2):
+                assert close(gradient(), expected)
+        assert routes(layer) == {"cuda": 2}
+    module.register_forward_hook(lambda module, args, out: 4.0 * out)
+    expected = gradient()
+    with emulated.on(on_fallback="native"):
+        assert close(gradient(), expected)
 
 
 def test_two_kinds_of_nodes(kernels):

@@ -1,6 +1,6 @@
-"""Aggregations that are read as users' own: subclasses of PyG's, and those of PyG's that have
-modules of the user's. What stands for one while an ``aggregate`` is traced that hands messages to
-it."""
+"""Aggregations that are read as users' own: subclasses of PyG's, those of PyG's that have modules
+of the user's, and PyG's softmax, of messages that its own kernels do not know. What stands for
+one while an ``aggregate`` is traced that hands messages to it."""
 from __future__ import annotations
 
 from typing import Any
@@ -27,6 +27,15 @@ def is_users(module: Any) -> bool:
             and (cls in (aggr.AttentionalAggregation, aggr.DeepSetsAggregation)
                  or home(cls.forward) not in ("torch", "torch_geometric"))
             and is_method(cls.__call__, aggr.Aggregation, "__call__", "torch_geometric"))
+
+
+def is_softmax(module: Any) -> bool:
+    """Whether it is PyG's softmax, which multiplies messages with their own softmax and reduces
+    them."""
+    from torch_geometric.nn import aggr
+
+    return (type(module) is aggr.SoftmaxAggregation and guards.reducing_reason(module) is None
+            and is_method(type(module).__call__, aggr.Aggregation, "__call__", "torch_geometric"))
 
 
 class Within(Inside):

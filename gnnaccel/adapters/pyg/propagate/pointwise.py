@@ -46,7 +46,7 @@ IN_PLACE = {f"{name}_": name for name in OPERATIONS.keys() - TRUE | {"masked_fil
 #: operations on whole numbers alone: with a remainder, others would jump
 _OF_WHOLE = ("mod", "remainder", "floordiv", "floor_divide")
 MAPS = frozenset(("linear", "matmul", "mm", "bmm"))
-_PIECES = ("chunk", "split", "unbind")
+_PIECES = ("chunk", "split", "tensor_split", "unbind")
 _REPEATED, _TURNED = ("expand", "expand_as", "repeat"), ("transpose", "swapaxes", "permute", "t")
 #: others tell the form of the result
 _OF_MASKS = ("any", "all", "sum", "nonzero", "where")

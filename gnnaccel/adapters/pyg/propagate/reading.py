@@ -13,7 +13,7 @@ from gnnaccel.adapters.guards import TENSORS as TENSORS
 from gnnaccel.adapters.own import FUNCTION, GATHERS, MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
 from gnnaccel.adapters.pyg.propagate import (adjacency, defaults, message, node_counts,
-                                              reductions, stock)
+                                              own_aggregations, reductions, stock)
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops import aggregation_means as means
@@ -202,13 +202,18 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
 
 def read_edges(layer: Any, edge_index: Any, kwargs: dict, known: Known) -> Read | Reason:
     """`read`, of a call that is not over a sparse matrix."""
-    from gnnaccel.adapters.pyg.propagate import generated  # which needs this module
+    from gnnaccel.adapters.pyg.propagate import aggregates, generated  # which need this module
 
     form = known.form(kwargs, known.stamp(layer))
     if type(form) is message.Form and form.summed:
         form = generated.not_summed(form, layer, kwargs, edge_index, known)
     call = form if type(form) is Reason else read_as(form, layer, edge_index, kwargs, known)
     if type(call) is Reason and call.code in NO_FORM:
+        if (known.aggregate is None and generated.serves(kwargs)
+            and own_aggregations.is_softmax(layer.aggr_module)):
+            of_softmax = aggregates.read(layer, known, edge_index, kwargs)
+            if type(of_softmax) is Read:
+                return of_softmax
         generated_form = generated.form(layer, known, kwargs, edge_index, call)
         if type(generated_form) is message.Form:
             return read_as(generated_form, layer, edge_index, kwargs, generated_form.known or known)

@@ -116,7 +116,7 @@ class _Layer(Layer):
         if not own_aggregations.is_aggregation(module):
             return super().__getattr__(name)
         self._traced_read[name,] = guarded.seen(module)
-        if own_aggregations.is_users(module):
+        if own_aggregations.is_users(module) or own_aggregations.is_softmax(module):
             inside = self._traced_inside(own_aggregations.Within, module, (name,))
             return inside._traced_method(type(module).forward)
         reduces = reductions.of_module(module)

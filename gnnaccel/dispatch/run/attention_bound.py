@@ -198,8 +198,10 @@ class Bound(Launches):
         self._addresses = tuple([0 if t is None else t.data_ptr() for t in weights])
 
     def valid(self) -> bool:
-        """Whether the weights lie where they lay; ``.data`` may have been replaced."""
-        return self._addresses == tuple([0 if t is None else t.data_ptr() for t in self.weights])
+        """Whether the weights lie where they lay, in their order; ``.data`` may have been replaced,
+        also by other strides over the same memory."""
+        return self._addresses == tuple([0 if t is None else t.is_contiguous() and t.data_ptr()
+                                         for t in self.weights])
 
     def serves(self, call: Call) -> bool:
         """Whether ``call``, like the one that was bound but over another graph, is this one."""

@@ -377,3 +377,9 @@ def forward_is_own(cls: Any) -> bool:
     _forwards[cls] = forward, [(module, name, getattr(module, name))
                                for module, names in path._torch.values() for name in names]
     return True
+
+
+def stays_own(cls: Any) -> bool:
+    """`forward_is_own`, of a class of which that was asked before; True of others: no decision
+    depends on it."""
+    return cls not in _forwards or forward_is_own(cls)

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.guards import WEIGHTS, context_reason
-from gnnaccel.adapters.own import Paths
+from gnnaccel.adapters.own import Paths, stays_own
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.memory.native_cache import GRAPHS
 
@@ -129,7 +129,7 @@ def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> l
             if options:
                 forms += map(own.get, options)
         cls, inside = type(module), own["_modules"]
-        forms += cls, cls.forward, own["training"]
+        forms += cls, cls.forward, stays_own(cls), own["training"]
         for tensors in (own["_parameters"], own["_buffers"]):
             for t in tensors.values() if tensors else ():
                 kind = type(t)

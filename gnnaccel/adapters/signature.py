@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.guards import WEIGHTS, context_reason
-from gnnaccel.adapters.own import Paths, stays_own
+from gnnaccel.adapters.own import Paths, called
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.memory.native_cache import GRAPHS
 
@@ -61,7 +61,7 @@ class Signature:
         return (rows, self._values(own), len(args), tuple(kwargs), forms, parts,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(),
                 _deterministic(), torch.get_default_dtype(), active.leading is None,
-                active.own_rows,
+                active.own_rows, [get(module) for get, module in called],
                 None if self._reads is None else self._reads(layer, args, kwargs))
 
 
@@ -129,7 +129,7 @@ def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> l
             if options:
                 forms += map(own.get, options)
         cls, inside = type(module), own["_modules"]
-        forms += cls, cls.forward, stays_own(cls), own["training"]
+        forms += cls, cls.forward, own["training"]
         for tensors in (own["_parameters"], own["_buffers"]):
             for t in tensors.values() if tensors else ():
                 kind = type(t)

@@ -357,6 +357,8 @@ class Named:
 
 #: class -> its ``forward``, and the functions of torch's modules that it calls
 _forwards: dict[type, tuple[Any, list[tuple[ModuleType, str, Any]]]] = {}
+#: the functions that these call, as a getter for each of torch's modules: in signatures of calls
+called: list[tuple[Callable[[ModuleType], Any], ModuleType]] = []
 
 
 def forward_is_own(cls: Any) -> bool:
@@ -378,4 +380,9 @@ def forward_is_own(cls: Any) -> bool:
         return False
     _forwards[cls] = forward, [(module, name, getattr(module, name))
                                for module, names in path._torch.values() for name in names]
+    names_in: dict[str, tuple[ModuleType, dict[str, None]]] = {}
+    for _, functions in list(_forwards.values()):
+        for module, name, _ in functions:
+            names_in.setdefault(module.__name__, (module, {}))[1][name] = None
+    called[:] = [(attrgetter(*names), module) for module, names in names_in.values()]
     return True

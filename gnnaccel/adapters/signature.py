@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.guards import WEIGHTS, context_reason
-from gnnaccel.adapters.own import Paths
+from gnnaccel.adapters.own import Paths, called
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.memory.native_cache import GRAPHS
 
@@ -61,7 +61,7 @@ class Signature:
         return (rows, self._values(own), len(args), tuple(kwargs), forms, parts,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(),
                 _deterministic(), torch.get_default_dtype(), active.leading is None,
-                active.own_rows,
+                active.own_rows, [get(module) for get, module in called],
                 None if self._reads is None else self._reads(layer, args, kwargs))
 
 

@@ -252,6 +252,21 @@ def test_memory_that_is_exchanged_before_backward(kernels, bound_calls, name):
     assert len(bound_calls) == 2 and close(got, expected[1], 1e-5)
 
 
+@pytest.mark.parametrize("name", ["att_src", "att_dst"])
+def test_vectors_in_another_order(kernels, bound_calls, name):
+    """Over the same memory, which is read as the host reads it."""
+    layer = build("GATConv", device=kernels.device, heads=4, width=4)
+    x, edge_index = graphs.features().to(kernels.device), graphs.square().to(kernels.device)
+    parameter = getattr(layer, name)
+    with kernels.on():
+        for _ in range(3):
+            layer(x, edge_index)
+        parameter.data = parameter.data.transpose(1, 2)
+        with gnnaccel.disabled():
+            expected = layer(x, edge_index)
+        assert close(layer(x, edge_index), expected, 1e-5) and len(bound_calls) == 3
+
+
 def test_it_keeps_no_graph_alive(kernels):
     layer, x, edge_index = build("GATConv",
                                  device=kernels.device), graphs.features().to(

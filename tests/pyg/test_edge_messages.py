@@ -344,6 +344,23 @@ def test_what_is_changed_in_place(kernels, again):
     assert routes(layer) == {"native" if again == "view" else "cuda": 1}
 
 
+def test_parameters_go_with_their_layer(kernels):
+    """Once what its tracing left is gone, without a further collection of garbage."""
+    layer = pyg.EdgeConv(net(2 * WIDTH, 8, 4)).to(kernels.device)
+    args = to(kernels.device, graphs.features(), graphs.square())
+    with kernels.on():
+        for _ in range(3):
+            layer(*args).sum().backward()
+    gc.collect()
+    gc.disable()
+    try:
+        alive = [*map(weakref.ref, layer.parameters())]
+        del layer
+        assert alive and not any(one() is not None for one in alive)
+    finally:
+        gc.enable()
+
+
 def test_modules_that_change(kernels):
     layer = OwnModules()
     each_seen(kernels, layer, *arguments(OwnModules), changes=(

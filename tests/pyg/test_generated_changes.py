@@ -225,6 +225,22 @@ def test_code_that_is_reloaded_in_place(kernels):
         become(Edited.message, lambda self, x_i, x_j: torch.relu(x_j - x_i) * x_j)))
 
 
+def test_defaults_that_are_written_to(kernels):
+    class Given(Message):
+        def scaled(self, x, *, by=2.0):
+            return x * by
+
+        def message(self, x_i, x_j):
+            return self.scaled(torch.tanh(x_i - x_j))
+
+        def update(self, out, *, plus=1.0):
+            return out + plus
+
+    each_seen(kernels, Given(), *arguments(Message), changes=(
+        lambda: Given.scaled.__kwdefaults__.update(by=5.0),
+        lambda: Given.update.__kwdefaults__.update(plus=3.0)), taken="native")
+
+
 def test_parameters_of_another_shape(kernels):
     """Set by ``data``: the parameter is the same object."""
 

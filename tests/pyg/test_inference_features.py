@@ -90,6 +90,20 @@ def test_training(route, name):
                     assert (got[key] is None if value is None else close(got[key], value)), key
 
 
+@pytest.mark.parametrize("name", ["AGNNConv", "EdgeConv", "RGATConv"])
+def test_gradients_turned_on_in_inference_mode(route, name):
+    """Nothing is recorded there."""
+    torch.manual_seed(0)
+    make, call = LAYERS[name]
+    layer, x = make().to(route.device), graphs.features().to(route.device)
+    edge_index = graphs.square().to(route.device)
+    with torch.inference_mode(), torch.enable_grad():
+        expected = call(layer, x, edge_index)
+        with route.on(on_fallback="native"):
+            got = [call(layer, x, edge_index) for _ in range(3)]
+    assert all(close(one, expected) and not one.requires_grad for one in got)
+
+
 @pytest.mark.parametrize("name", ["AGNNConv", "PNAConv"])
 def test_the_reason(route, name):
     make, call = LAYERS[name]

@@ -121,6 +121,14 @@ def test_causes_that_come_later(route, inputs, what):
                                                       "reasons": {code: 1}}
 
 
+def test_an_aggregation_of_another_class(route, inputs):
+    layer = build("GATConv", device=route.device).eval()
+    with route.on(on_fallback="native"):
+        warmed(route, layer, inputs)
+        layer.aggr_module.__class__ = MaxAggregation
+        as_native(lambda: layer(*inputs), 0.0)
+
+
 def test_causes_that_come_later_and_go(route, inputs):
     layer, (x, ei) = build("GATConv", device=route.device).eval(), inputs
     with route.on(on_fallback="native"):

@@ -319,6 +319,15 @@ def test_an_embedding_that_changes(route):
     assert relative(got, twin(*args)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["PNAConv", "HGTConv", "FiLMConv"])
+def test_torchs_map_is_replaced(route, name, monkeypatch):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        linear = nn.functional.linear
+        monkeypatch.setattr(nn.functional, "linear", lambda *given: 2 * linear(*given))
+        as_native(layer, args)
+
+
 def test_an_aggregation_that_changes(route):
     with route.on(on_fallback="native"):
         layer, args = warmed(route, "PNAConv")

@@ -262,7 +262,8 @@ class PlainSignature(Signature):
         if (any(MODULE_HOOKS(of_aggregation))
             or not of_aggregation.keys().isdisjoint(REDUCING)):
             return None
-        weights: list = []  # their objects stay where `.data` is replaced, or `Module.to` is called
+        # objects stay where ``__class__``, ``.data`` or `Module.to` change what they are
+        weights: list = [type(modules["aggr_module"])]
         for name in parameters:
             weight = parameters[name]
             kind = type(weight)

@@ -30,14 +30,20 @@ class Leaf:
     whoever cuts; ``cut``: whether it is such a leaf, whose rows lie within those of another.
     """
 
-    __slots__ = ("base", "blocks", "cut", "end", "make", "names", "pieces", "roots", "tail")
+    __slots__ = ("_base", "blocks", "cut", "end", "make", "names", "pieces", "roots", "tail")
 
     def __init__(self, end: str, make: Make, tail: Tail, names: frozenset[Any],
                  roots: tuple[Make, ...], base: Any = None, blocks: int = 0, cut: bool = False):
         self.end, self.make, self.tail, self.names, self.roots = end, make, tail, names, roots
         self.cut = cut
-        self.base, self.blocks = self if base is None else base, blocks
+        # None for the leaf itself: held by itself it would keep parameters until garbage is
+        # collected
+        self._base, self.blocks = base, blocks
         self.pieces: dict[Any, Any] = base.pieces if isinstance(base, Leaf) else {}
+
+    @property
+    def base(self) -> Any:
+        return self if self._base is None else self._base
 
     def key(self, mode: str) -> tuple:
         """Equal for views of the same rows that are the same over the channels of a message."""

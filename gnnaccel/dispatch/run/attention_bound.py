@@ -195,11 +195,13 @@ class Bound(Launches):
     def __init__(self, call: Call, weights: Weights):
         super().__init__(call, call.width)
         self.weights = weights
-        self._addresses = tuple([0 if t is None else t.data_ptr() for t in weights])
+        self._addresses = tuple([0 if t is None else t.data_ptr() for t in weights[1:]])
 
     def valid(self) -> bool:
-        """Whether the weights lie where they lay; ``.data`` may have been replaced."""
-        return self._addresses == tuple([0 if t is None else t.data_ptr() for t in self.weights])
+        """Whether the vectors and the bias lie where they lay, in their order; ``.data`` may have
+        been replaced, also by other strides over the same memory. The map is made by torch."""
+        return self._addresses == tuple([0 if t is None else t.is_contiguous() and t.data_ptr()
+                                         for t in self.weights[1:]])
 
     def serves(self, call: Call) -> bool:
         """Whether ``call``, like the one that was bound but over another graph, is this one."""
@@ -215,7 +217,7 @@ class Bound(Launches):
             return _BoundAttention(self, graph).apply(x, w.weight, w.att_src, w.att_dst, w.bias)
         rows = skinny_matmul.linear(x, w.weight, None)
         out = torch.empty_like(rows)
-        self.forward(rows, self._addresses[1:], graph, out, False)
+        self.forward(rows, self._addresses, graph, out, False)
         return out
 
 
@@ -228,7 +230,7 @@ class _BoundAttention(Operation):
     def forward(self, needs, x, weight, att_src, att_dst, bias):
         bound, rows = self.bound, skinny_matmul.linear(x, weight, None)
         out = torch.empty_like(rows)
-        kept = bound.forward(rows, bound._addresses[1:], self.graph, out, True)
+        kept = bound.forward(rows, bound._addresses, self.graph, out, True)
         return out, (x, weight, att_src, att_dst, bias, rows, kept)
 
     def backward(self, needs, saved, grad):

@@ -29,6 +29,7 @@ _is_vmapped, _is_of_batch = _functorch.is_batchedtensor, _functorch.is_legacy_ba
 _transforms_active = torch._C._are_functorch_transforms_active
 _autograd = torch._C._autograd
 _getframe, _is_users, _grad = sys._getframe, written.is_users.get, torch.is_grad_enabled
+_inference = torch.is_inference_mode_enabled
 
 
 class Operation:
@@ -65,6 +66,9 @@ class Operation:
         """
         if _transforms_active():
             return self._node.apply(self, *inputs)  # says that this cannot be
+        if _inference() and _grad():  # where torch records nothing of its own
+            with torch.no_grad():
+                return self._apply(self, *inputs)
         if self.keeps_inputs and _grad():
             frame: Any = _getframe(1)
             while frame is not None:  # up to the innermost code of the user's

@@ -62,7 +62,8 @@ class Known:
         for function in self.functions:
             # whose code a notebook may reload in place
             if home(function) not in ("", "torch_geometric"):
-                self.path.watch(attrgetter, function, FUNCTION)
+                self.path.watch(_written_getter if function.__kwdefaults__ else attrgetter,
+                                function, FUNCTION)
         self.aggregate = traced or self.aggregate
         self.why, self.update = (_functions_reason(cls, self),
                                  _update_arguments(self)  # type: ignore[assignment]  # or `why`
@@ -102,6 +103,12 @@ def _weighted_by(form: message.Form, name: str, kinds: dict[str, str]) -> messag
     return (form
             if kinds.get(name) != "tensor"
             else form._replace(weight=lambda given: given[name].view(-1, 1)))
+
+
+def _written_getter(*names: str) -> Any:
+    """`attrgetter` of a function whose defaults are in a dictionary, which may be written to."""
+    get = attrgetter(*names)
+    return lambda function: [dict(one) if type(one) is dict else one for one in get(function)]
 
 
 _classes: IdentityMap[Known] = IdentityMap(256)  # which know their functions

@@ -200,7 +200,8 @@ class Layer:
             type(one) in _MAY_CHANGE for one in (*(function.__defaults__ or ()),
                                                  *(function.__kwdefaults__ or {}).values())):
             raise Unseen
-        self._traced_watched.extend([(guarded.Attributes(function), name, getattr(function, name))
+        attributes = guarded.Attributes(function)
+        self._traced_watched.extend([(attributes, name, guarded.seen(attributes.get(name)))
                                      for name in own.FUNCTION])
         for _, named in (one for code in codes(function.__code__) for one in _named(code)):
             for place in (function.__globals__, *map(vars, naming.PLACES)):

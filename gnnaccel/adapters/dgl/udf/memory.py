@@ -13,7 +13,8 @@ from gnnaccel.adapters.dgl.udf.features import Sent
 from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
 from gnnaccel.adapters.dgl.udf.mailboxes import Nodes, Steps
 from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
-from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
+from gnnaccel.adapters.pyg.propagate.expressed import Effect
+from gnnaccel.adapters.pyg.propagate.noted import followed
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
 from gnnaccel.adapters.pyg.propagate.straight import combined
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -150,17 +151,23 @@ class _Given:
 def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
     grad = torch.is_grad_enabled()
     frames = {place: _Given(frame, grad) for place, frame in frames.items()}
-    forms: dict[str, Any] = {}
-    runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
-    result = None
-    try:
-        with following() as notes:
-            result = _found(runs, pair, frames, forms)
+    (runs, forms, result), notes = followed(lambda: _run(given, pair, frames))
+    if result is not None:
         result = result._replace(effects=tuple(notes.effects), apart=Keeping.place())
-    except ENDS:
-        pass  # it is not followed
     looks = [one if run is None else run.guard() for one, run in zip(given, runs)]
     return _Kept((looks[0], looks[1]), forms, result)
+
+
+def _run(given: list[Any], pair: Pair,
+         frames: Frames) -> tuple[list[Run | None], dict[str, Any], Found | None]:
+    """One run on stand-ins: of the functions, the forms that they read, and what was found; None
+    where it is not followed."""
+    forms: dict[str, Any] = {}
+    runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
+    try:
+        return runs, forms, _found(runs, pair, frames, forms)
+    except ENDS:
+        return runs, forms, None
 
 
 def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) -> Found:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate.expressed import note_device
+from gnnaccel.adapters.pyg.propagate.noted import note_device
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE
 from gnnaccel.adapters.pyg.propagate.standins import rows
 

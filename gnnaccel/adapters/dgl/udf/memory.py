@@ -13,8 +13,9 @@ from gnnaccel.adapters.dgl.udf.features import Sent
 from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
 from gnnaccel.adapters.dgl.udf.mailboxes import Nodes, Steps
 from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
+from gnnaccel.adapters.pyg.propagate import kept_values
 from gnnaccel.adapters.pyg.propagate.expressed import Effect
-from gnnaccel.adapters.pyg.propagate.noted import followed
+from gnnaccel.adapters.pyg.propagate.noted import followed, notes
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
 from gnnaccel.adapters.pyg.propagate.straight import combined
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -186,9 +187,15 @@ def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) ->
 
 
 def _given_back(sent: dict[str, Rows], edges: Edges) -> Found:
-    """The computation of messages that are not reduced."""
-    ready = {id(rows): _ready(rows, edges)._replace(written=edges.data.written_as(rows))
-             for rows in sent.values()}
+    """The computation of messages that are not reduced. Of each of several others may be made."""
+    alone = {id(rows): rows for rows in sent.values()}
+    ready = {key: _ready(rows, edges)._replace(written=edges.data.written_as(rows))
+             for key, rows in alone.items()}
+    for key, rows in alone.items() if len(alone) > 1 else ():
+        kept_values.get(rows)
+        if rows.own is not None and not any([one.made_of(rows.own) for other, one in ready.items()
+                                             if other != key]):
+            notes().alone.add(rows.number)
     return Found(tuple([ready[id(rows)] for rows in sent.values()]), (), None, None, tuple(sent))
 
 

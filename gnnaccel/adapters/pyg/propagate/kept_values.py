@@ -72,7 +72,7 @@ def make_own(value: Rows) -> None:
         tree, tail = channels.at_edges(Rows(value.tree, value.meta)).tree, value.meta.shape[1:]
         value.own, of = Own(tree, tail), leaves(tree)
         value.tree = Leaf("e", value.own.rows, tuple(tail),
-                          frozenset().union(*[leaf.names for leaf in of]),
+                          frozenset((value.own,)).union(*[leaf.names for leaf in of]),
                           tuple(dict.fromkeys(root for leaf in of for root in leaf.roots)))
 
 
@@ -84,6 +84,13 @@ def note(value: Any) -> None:
     rows, place = _rows_of(value)
     if rows is not None and _has_own(rows, place, False) and rows.number not in notes().own:
         notes().late.add(rows.number)
+
+
+def get(rows: Rows) -> None:
+    """Note rows that the user gets, as `note` does, and how they are given."""
+    note(rows)
+    if rows.own is not None:
+        rows.own.as_given(rows, 0, False)
 
 
 def _rows_of(value: Any) -> tuple[Rows | None, int]:

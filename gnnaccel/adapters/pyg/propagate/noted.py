@@ -20,7 +20,8 @@ class Notes:
     nobody would look at them again; ``arguments``: of the call at hand, where anybody would;
     ``dtype``: torch's default, where the message asked for it; ``born``: how many stand-ins for
     rows were made; ``own``: the numbers of those that the user gets, from birth a tensor of their
-    own, of which others are made; ``late``: of those that turned out to be such."""
+    own, of which others are made; ``late``: of those that turned out to be such; ``alone``: of
+    those of which nothing else is made."""
 
     dtype: torch.dtype | None = None
 
@@ -31,6 +32,7 @@ class Notes:
         self.arguments = arguments
         self.born, self.own = 0, own
         self.late: set[int] = set()
+        self.alone: set[int] = set()
 
 
 class _Thread(threading.local):
@@ -76,13 +78,16 @@ def followed(run: Callable[[], Result], arguments: dict | None = None) -> tuple[
     """What ``run`` gives, which traces a message of a call with these arguments, and what was
     noted. Where the user gets rows of the edges, it runs again, for each of them: a run is the same
     up to where these are made, and from there on the others are made of what the user gets."""
-    own: frozenset[int] = frozenset()
+    own, alone = frozenset[int](), set[int]()
     while True:
         with _following(arguments, own) as notes:
             result = run()
-        if not notes.late:
+        alone |= notes.alone
+        late = notes.late - alone
+        if not late and own.isdisjoint(alone):
             return result, notes
-        own |= {min(notes.late)}
+        # of those that are alone one at a time is tried, before any that is made later
+        own = own - alone if not own.isdisjoint(alone) else own | {min(late)}
 
 
 @contextlib.contextmanager

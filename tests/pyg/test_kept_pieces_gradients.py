@@ -175,8 +175,25 @@ class Aggregated(Layer):
         return scatter(torch.cat([a * b, b], -1), index, 0, dim_size, "mean"), inputs
 
 
+class Stacked(Layer):
+    """Nodes are in the second dimension."""
+
+    def message(self, x_i, x_j, e):
+        m = self.out(x_i) * x_j
+        a = m[..., :4]
+        self.kept = m
+        return torch.cat([a * a, m[..., 4:] * e[..., :4]], -1)
+
+
+class StackedEdges(Layer):
+    def message(self, x_j, e):
+        self.kept = e[..., :1]
+        return x_j * self.kept
+
+
 LAYERS = [Chunks, ChunksAfter, Split, Slice, Unbind, View, PieceKept, Of, SumBefore, OneOfAnother,
-          SoftmaxOfPieces, PieceOfEdges, ChunksOfEdges, ViewOfEdges, PieceOfMapOfEdges, Aggregated]
+          SoftmaxOfPieces, PieceOfEdges, ChunksOfEdges, ViewOfEdges, PieceOfMapOfEdges, Aggregated,
+          Stacked, StackedEdges]
 
 
 def gradients(layer, x, edge_index, e):
@@ -201,6 +218,8 @@ def gradients(layer, x, edge_index, e):
 def test_gradients_at_what_is_kept(emulated, cls):
     torch.manual_seed(0)
     layer, x, e = cls(), torch.randn(N, C), torch.randn(E, C)
+    if cls in (Stacked, StackedEdges):
+        layer.node_dim, x, e = -2, torch.stack([x, x.cos(), x * 2]), torch.stack([e, e.sin(), e + 1])
     edge_index = torch.randint(N, (2, E))
 
     def run():

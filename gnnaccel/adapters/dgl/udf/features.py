@@ -141,9 +141,10 @@ class Sent(NamedTuple):
 
     @property
     def by_dgl(self) -> bool:
-        """Whether DGL's own operation makes it, and not the tensor that others are made of."""
-        return self.operands is not None and not any(
-            [isinstance(name, Own) for leaf in self.message.leaves for name in leaf.names])
+        """Whether DGL's own operation makes it, and what it is made of is no result of others."""
+        return self.operands is not None and all(
+            [name.gathers for leaf in self.message.leaves for name in leaf.names
+             if isinstance(name, Own)])
 
     def made_of(self, own: Own) -> bool:
         """Whether it is made of the tensor of rows that the user gets."""

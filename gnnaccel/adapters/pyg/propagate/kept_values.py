@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import channels
-from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, Once
 from gnnaccel.adapters.pyg.propagate.noted import notes
 from gnnaccel.adapters.pyg.propagate.pointwise import Changed, Deferred, Rows, whole
 from gnnaccel.adapters.pyg.propagate.specials import Special
@@ -39,6 +39,12 @@ class Own(Once):
             return self.function(rows.movedim(0, self.place) if self.place else rows)
 
         super().__init__(make)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the rows are no more than those of nodes, for each edge."""
+        make = self.tree.make if type(self.tree) is Leaf else None
+        return type(make) is AtEdges and not make.message.expression.steps
 
     def rows(self, given: Any) -> Tensor:
         """The rows as the kernels see them, of which others are made."""

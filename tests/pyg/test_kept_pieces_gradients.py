@@ -219,7 +219,8 @@ def test_gradients_at_what_is_kept(emulated, cls):
     torch.manual_seed(0)
     layer, x, e = cls(), torch.randn(N, C), torch.randn(E, C)
     if cls in (Stacked, StackedEdges):
-        layer.node_dim, x, e = -2, torch.stack([x, x.cos(), x * 2]), torch.stack([e, e.sin(), e + 1])
+        layer.node_dim = -2
+        x, e = torch.stack([x, x.cos(), x * 2]), torch.stack([e, e.sin(), e + 1])
     edge_index = torch.randint(N, (2, E))
 
     def run():

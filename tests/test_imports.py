@@ -34,10 +34,10 @@ FORBIDDEN = {
 }
 #: what the hosts share: how a user's message is traced as an expression, which knows no host
 SHARED = tuple(f"gnnaccel.adapters.pyg.propagate.{name}" for name in (
-    "beside", "channels", "expressed", "generated", "guarded", "linear_maps", "message",
-    "named_attributes", "naming",
-    "node_values", "nodes_read", "pointwise", "pointwise_calls", "row_count", "standins",
-    "straight", "traced", "traced_layer", "traced_modules", "tracing", "untold"))
+    "beside", "channels", "expressed", "generated", "guarded", "kept_values", "linear_maps",
+    "message", "named_attributes", "naming", "node_values", "nodes_read", "noted", "pointwise",
+    "pointwise_calls", "row_count", "standins", "straight", "traced", "traced_layer",
+    "traced_modules", "tracing", "untold"))
 
 
 def within(module: str, room: str) -> bool:

@@ -76,7 +76,26 @@ class Gate(Module):
         return summed(x, away * torch.tanh(m[:, :1]), row), summed(x, m * gate, row), m, gate
 
 
-@pytest.mark.parametrize("cls", [Product, Goes, Network, Residual, Weights, Gate])
+class Pieces(Module):
+    """A gate is a piece of the rows that are given back, and a map is made of them."""
+
+    def of(self, x, row, col, e):
+        m = torch.sin(x[row] * x[col]) * e
+        h = torch.nn.functional.silu(m)
+        gate, rest = m[:, :1], h.chunk(2, -1)[0]
+        score = torch.sigmoid(self.lin(h)) * gate
+        return summed(x, score * x[col], row), m, h, summed(x, rest, row)
+
+
+class Views(Module):
+    def of(self, x, row, col, e):
+        m = x[row] - x[col]
+        heads = m.view(-1, 2, 4)
+        weight = heads.pow(2).sum(-1)
+        return summed(x, (heads * weight.unsqueeze(-1)).flatten(1), row), weight, m
+
+
+@pytest.mark.parametrize("cls", [Product, Goes, Network, Residual, Weights, Gate, Pieces, Views])
 def test_gradients_go_through_them(cls):
     torch.manual_seed(0)
     module, x, e = cls(), torch.randn(N, C), torch.randn(E, C)

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from gnnaccel.adapters.plain.arguments import COUNT, EDGES, NODES, ONE, Given
 from gnnaccel.adapters.plain.effects import NodeEffect, settled
-from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, kept_values,
-                                              node_values, pieces, pointwise, reduced, tracing,
-                                              zero_rows)
-from gnnaccel.adapters.pyg.propagate.expressed import Once, following, notes
+from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, node_values,
+                                              pieces, pointwise, reduced, tracing, zero_rows)
+from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
+from gnnaccel.adapters.pyg.propagate.noted import followed, notes
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import Special, Turned
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
@@ -183,27 +183,30 @@ _OTHER_WAY: Any = object()  # in place of a result: the module sums by the other
 
 def _traced(module: Any, function: types.FunctionType, given: Given,
             flipped: bool) -> tuple[guarded.Guards, Any]:
-    """What was read in one run on stand-ins, and the `Found`, None where it is not followed."""
+    """What was read in a run on stand-ins, and the `Found`, None where it is not followed."""
+    (layer, result), notes = followed(lambda: _run(module, function, given, flipped), given.values)
+    guards = guarded.Guards(layer._traced_read, (), tuple(layer._traced_watched))
+    if isinstance(result, Found):
+        result = result._replace(trace=_trace(result.messages, given, layer._traced_functions,
+                                              notes, guards))
+    return guards, result
+
+
+def _run(module: Any, function: types.FunctionType, given: Given,
+         flipped: bool) -> tuple[Layer, Any]:
+    """One run on stand-ins: that of the module, and as of `_traced`."""
     layer = Layer(module, _MANNER)
     layer._traced_special.clear()  # stand-ins are told by what they are, not by names
     steps: Forward = layer._traced_functions
-    result: Any = None
-    with following(given.values) as noted:
-        noted.wholes = True
-        try:
-            arguments = _stand_ins(steps, given, flipped)
-            out = layer._traced_method(function)(**arguments)
-            if not steps.reductions and steps.by_source and not flipped:
-                raise _Turned
-            result = _found(out, module, steps, arguments, flipped)
-        except _Turned:
-            result = _OTHER_WAY
-        except tracing.ENDS:
-            result = _OTHER_WAY if steps.by_source and not flipped else None
-    guards = guarded.Guards(layer._traced_read, (), tuple(layer._traced_watched))
-    if isinstance(result, Found):
-        result = result._replace(trace=_trace(result.messages, given, steps, noted, guards))
-    return guards, result
+    notes().wholes = True
+    try:
+        arguments = _stand_ins(steps, given, flipped)
+        out = layer._traced_method(function)(**arguments)
+        if not steps.reductions and steps.by_source and not flipped:
+            return layer, _OTHER_WAY
+        return layer, _found(out, module, steps, arguments, flipped)
+    except tracing.ENDS:
+        return layer, _OTHER_WAY if steps.by_source and not flipped else None
 
 
 def _trace(messages: Any, given: Given, steps: Forward, notes: Any,
@@ -218,10 +221,6 @@ def _trace(messages: Any, given: Given, steps: Forward, notes: Any,
         up_to_edges=steps.up_to_edges, dtype=notes.dtype,
         devices=tuple(notes.devices or ()), placed=_nodes(given)[:1],
         conditions=tuple(notes.conditions or ()))
-
-
-class _Turned(Exception):
-    """The module sums by the other end."""
 
 
 def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
@@ -273,7 +272,6 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
     reductions = [steps.reductions[place] for place in places]
     if not reductions:
         raise Unseen
-    reductions = [(kept_values.made_of(one), reduce) for one, reduce in reductions]
     messages, reduces, counts = aggregates.messages_of(reductions, module)
     of_reductions, put = combined(steps, result, places, late), any(count for count, _, _ in counts)
 

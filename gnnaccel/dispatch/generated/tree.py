@@ -95,7 +95,7 @@ BY_TORCH: dict[str, Callable[..., Any]] = {
 
 
 def another(tree: Tree) -> Tree:
-    """A tree that computes the same, of which it is known what is made of it."""
+    """A tree that computes the same, of rows that are others for the user."""
     if isinstance(tree, Leaf):
         return tree.viewed(tree.tail, tree.blocks)
     return Call(*tree) if isinstance(tree, Call) else tree
@@ -143,19 +143,6 @@ def _fold(part: Tree, made: dict[int, Any], leaf: Callable, number: Callable,
 def mapped(tree: Tree, function: Callable[[Leaf], Leaf]) -> Tree:
     """The tree with each leaf replaced."""
     return folded(tree, function, lambda number: number, Call)
-
-
-def replaced(tree: Tree, others: dict[int, tuple[Any, Tree]]) -> Tree:
-    """The tree with others in place of its parts. ``others``: parts with what takes their place, by
-    their ids; what becomes of a part is added to it."""
-    if id(tree) not in others:
-        made = tree
-        if type(tree) is Call:
-            args = tuple([replaced(arg, others) for arg in tree.args])
-            if not all(map(operator.is_, args, tree.args)):
-                made = Call(tree.op, args)
-        others[id(tree)] = tree, made
-    return others[id(tree)][1]
 
 
 def computed(tree: Tree, given: Any) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnaccel.adapters.pyg.propagate import (beside, channels, generated, linear_maps,
                                              pointwise)
 from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, CallArguments, Message
+from gnnaccel.adapters.pyg.propagate.kept_values import Own
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.dispatch.generated import messages as of_dispatch
@@ -137,6 +138,17 @@ class Sent(NamedTuple):
     def kept(self) -> list[int]:
         """How many numbers an edge reads of each of the rows of nodes."""
         return [math.prod(leaf.tail) for leaf in _all_leaves(self.message) if leaf.end in "ji"]
+
+    @property
+    def by_dgl(self) -> bool:
+        """Whether DGL's own operation makes it, and what it is made of is no result of others."""
+        return self.operands is not None and all(
+            [name.gathers for leaf in self.message.leaves for name in leaf.names
+             if isinstance(name, Own)])
+
+    def made_of(self, own: Own) -> bool:
+        """Whether it is made of the tensor of rows that the user gets."""
+        return any([own in leaf.names for leaf in _all_leaves(self.message)])
 
     def made(self, arguments: CallArguments, graph: OpGraph) -> Tensor:
         """[E, *shape]: the messages on torch operations, linear maps where their rows are."""

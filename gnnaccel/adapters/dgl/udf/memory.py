@@ -13,7 +13,9 @@ from gnnaccel.adapters.dgl.udf.features import Sent
 from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
 from gnnaccel.adapters.dgl.udf.mailboxes import Nodes, Steps
 from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
-from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
+from gnnaccel.adapters.pyg.propagate import kept_values
+from gnnaccel.adapters.pyg.propagate.expressed import Effect
+from gnnaccel.adapters.pyg.propagate.noted import followed, notes
 from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
 from gnnaccel.adapters.pyg.propagate.straight import combined
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -150,17 +152,23 @@ class _Given:
 def _traced(given: list[Any], pair: Pair, frames: Frames) -> _Kept:
     grad = torch.is_grad_enabled()
     frames = {place: _Given(frame, grad) for place, frame in frames.items()}
-    forms: dict[str, Any] = {}
-    runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
-    result = None
-    try:
-        with following() as notes:
-            result = _found(runs, pair, frames, forms)
+    (runs, forms, result), notes = followed(lambda: _run(given, pair, frames))
+    if result is not None:
         result = result._replace(effects=tuple(notes.effects), apart=Keeping.place())
-    except ENDS:
-        pass  # it is not followed
     looks = [one if run is None else run.guard() for one, run in zip(given, runs)]
     return _Kept((looks[0], looks[1]), forms, result)
+
+
+def _run(given: list[Any], pair: Pair,
+         frames: Frames) -> tuple[list[Run | None], dict[str, Any], Found | None]:
+    """One run on stand-ins: of the functions, the forms that they read, and what was found; None
+    where it is not followed."""
+    forms: dict[str, Any] = {}
+    runs = [Run(one, prefix) if type(one) is Opened else None for one, prefix in zip(given, "cd")]
+    try:
+        return runs, forms, _found(runs, pair, frames, forms)
+    except ENDS:
+        return runs, forms, None
 
 
 def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) -> Found:
@@ -179,9 +187,15 @@ def _found(runs: list[Any], pair: Pair, frames: Frames, seen: dict[str, Any]) ->
 
 
 def _given_back(sent: dict[str, Rows], edges: Edges) -> Found:
-    """The computation of messages that are not reduced."""
-    ready = {id(rows): _ready(rows, edges)._replace(written=edges.data.written_as(rows))
-             for rows in sent.values()}
+    """The computation of messages that are not reduced. Of each of several others may be made."""
+    alone = {id(rows): rows for rows in sent.values()}
+    ready = {key: _ready(rows, edges)._replace(written=edges.data.written_as(rows))
+             for key, rows in alone.items()}
+    for key, rows in alone.items() if len(alone) > 1 else ():
+        kept_values.get(rows)
+        if rows.own is not None and not any([one.made_of(rows.own) for other, one in ready.items()
+                                             if other != key]):
+            notes().alone.add(rows.number)
     return Found(tuple([ready[id(rows)] for rows in sent.values()]), (), None, None, tuple(sent))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.udf.features import PLACES, Feature
-from gnnaccel.adapters.pyg.propagate import channels, pointwise
+from gnnaccel.adapters.pyg.propagate import channels, kept_values, pointwise
 from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
@@ -108,6 +108,7 @@ class EdgeData(Fields):
             raise Unseen
         if not value.meta.is_floating_point():
             raise Unseen
+        kept_values.get(value)
         rows = channels.at_edges(value)  # written there, and read from there
         self._made[name] = self.written[name] = Feature.of(rows)
         self.given[name] = value

@@ -42,7 +42,7 @@ def of_edges(g: Any, graph: OpGraph, found: Found, given: dict, forced: bool) ->
     given = _with_operations(g, graph, given)
     gains = any(map(partial(_maps_fewer, graph, given), found.sent))
     kernel: Kernel | Reason = reason("GA208", "no kernel writes messages of this form")
-    if all(one.operands is not None for one in found.sent):
+    if all(one.by_dgl for one in found.sent):
         kernel = Kernel(_BY_DGL, ("dgl operations",), _nothing, lambda: run())
     elif not gains and not forced:
         return reason("GA301", "messages without linear maps are made as fast by torch")

@@ -16,9 +16,10 @@ from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.pyg.propagate import (channels, generated, guarded, kept_values,
                                               own_aggregations,
                                              pointwise, reading, tracing)
-from gnnaccel.adapters.pyg.propagate.expressed import Once, notes
+from gnnaccel.adapters.pyg.propagate.expressed import Once
 from gnnaccel.adapters.pyg.propagate.joined import joined
 from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
+from gnnaccel.adapters.pyg.propagate.noted import notes
 from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
 from gnnaccel.adapters.pyg.propagate.straight import combined
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
@@ -156,13 +157,12 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     reductions = [traced.reductions[place] for place in places]
     if not reductions:
         return None
-    reductions = [(kept_values.made_of(one), reduce) for one, reduce in reductions]
     rows = [one for one, _ in reductions]
     reduces: tuple[Reduce, ...] = tuple(reduce for _, reduce in reductions)
     messages, counts = None, [(0, torch.cat, 0)] * len(rows)
     # arguments of the aggregate tell how many nodes there are, too; rows that are given back are
     # those that are reduced
-    if (traced.ends or notes().given_back or traced.by_rows or notes().conditions
+    if (traced.ends or notes().own or traced.by_rows or notes().conditions
         or not all(one is sent for one in rows) or len(set(reduces)) < len(reduces)
         or any(map(generated.side_by_side, rows))):
         messages, reduces, counts = messages_of(reductions, layer)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import conditions
-from gnnaccel.adapters.pyg.propagate.expressed import KIND, AtEdges, notes
+from gnnaccel.adapters.pyg.propagate.expressed import KIND, AtEdges
 from gnnaccel.adapters.pyg.propagate.later import other
+from gnnaccel.adapters.pyg.propagate.noted import notes
 from gnnaccel.adapters.pyg.propagate.pointwise import TRUTH, WHOLE, Rows
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Make

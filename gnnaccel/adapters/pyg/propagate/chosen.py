@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import bounded, channels, conditions, constants, devices
-from gnnaccel.adapters.pyg.propagate.expressed import KIND, notes
+from gnnaccel.adapters.pyg.propagate.expressed import KIND
+from gnnaccel.adapters.pyg.propagate.noted import notes
 from gnnaccel.adapters.pyg.propagate.pieces import recorded
 from gnnaccel.adapters.pyg.propagate.pointwise import (MAPS, NODES_TOO, TRUTH, WHOLE, Rows,
                                                        whole)

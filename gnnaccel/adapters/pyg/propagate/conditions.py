@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate.expressed import notes
+from gnnaccel.adapters.pyg.propagate.noted import notes
 from gnnaccel.adapters.pyg.propagate.specials import UP_TO_LAST, Special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import devices
-from gnnaccel.adapters.pyg.propagate.expressed import Once, default_dtype
+from gnnaccel.adapters.pyg.propagate.expressed import Once
+from gnnaccel.adapters.pyg.propagate.noted import default_dtype
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Param

@@ -8,20 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate.expressed import notes
+from gnnaccel.adapters.pyg.propagate.noted import note_device
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE
-from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
+from gnnaccel.adapters.pyg.propagate.standins import rows
 
 #: operations that may move a tensor to another device
 MOVES = ("to", "cpu", "cuda", "type_as")
-
-
-def note_device(named: Any) -> None:
-    """Note a device that has to be the one of the rows."""
-    devices = notes().devices
-    if devices is None:
-        raise Unseen
-    devices.append(named)
 
 
 def named(device: Any) -> bool:

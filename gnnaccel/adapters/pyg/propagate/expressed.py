@@ -2,15 +2,14 @@
 each edge before, where a message cannot be one expression."""
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.pyg.propagate import noted
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.cuda.expression import CHANNEL_SUM, Expression
 from gnnaccel.cuda.generated import seen_as
@@ -69,70 +68,7 @@ class Effect(Once):
 
     def __init__(self, make: Callable[[Any], Any]):
         super().__init__(make)
-        if _thread.notes is not None:
-            _thread.notes.effects.append(self)
-
-
-class Notes:
-    """What is noted while a message is traced. ``effects``: those that it has, in their order;
-    ``devices``: those that it names, where its rows are: each may be a function of the arguments of
-    a call; ``conditions``: what it asked about numbers, as of `conditions.noted`; both None where
-    nobody would look at them again; ``arguments``: of the call at hand, where anybody would;
-    ``dtype``: torch's default, where the message asked for it; ``given_back``: rows of the
-    edges that the user gets, and their trees, by their ids, each with a leaf of these rows;
-    ``wholes``: as of `node_values.Steps`."""
-
-    dtype: torch.dtype | None = None
-    wholes = False
-
-    def __init__(self, arguments: dict | None = None):
-        self.effects: list[Effect] = []
-        self.devices: list[Any] | None = None if arguments is None else []
-        self.conditions: list[Any] | None = None if arguments is None else []
-        self.arguments = arguments
-        self.given_back: dict[int, tuple[Any, Any]] = {}
-
-
-class _Thread(threading.local):
-    """``notes``: those of the message that this thread traces."""
-
-    notes: Notes | None = None
-
-
-_thread = _Thread()
-
-
-def notes() -> Notes:
-    """Those of the message that is traced."""
-    if _thread.notes is None:
-        raise Unseen
-    return _thread.notes
-
-
-@contextlib.contextmanager
-def following(arguments: dict | None = None) -> Iterator[Notes]:
-    """A block in which a message is traced, of a call with these arguments. It serves calls with
-    and without gradients, which are on in it, so that it shows where the message turns them off
-    itself."""
-    before, _thread.notes = _thread.notes, Notes(arguments)
-    try:
-        with torch.enable_grad():
-            yield _thread.notes
-    finally:
-        _thread.notes = before
-
-
-def of_wholes() -> bool:
-    """Whether what is traced is given all nodes together."""
-    return _thread.notes is not None and _thread.notes.wholes
-
-
-def default_dtype() -> torch.dtype:
-    """torch's default dtype, for the message that is traced."""
-    dtype = torch.get_default_dtype()
-    if _thread.notes is not None:
-        _thread.notes.dtype = dtype
-    return dtype
+        noted.note_effect(self)
 
 
 class Before(Once):

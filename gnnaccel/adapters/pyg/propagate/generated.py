@@ -122,7 +122,6 @@ def found(out: Any, layer: Any) -> Message | None:
         return message and message._replace(turned=True)
     if not isinstance(out, pointwise.Rows) or not out.meta.is_floating_point():
         return None
-    out = kept_values.made_of(out)
     summed = out.of_sum() if isinstance(out, linear_maps.Mapped) else None
     if summed is not None:
         rows, *maps = summed
@@ -167,7 +166,6 @@ def _parts(out: Any, layer: Any) -> Parts | None:
 
 
 def _of_rows(rows: pointwise.Rows) -> Message | None:
-    rows = kept_values.made_of(rows)
     shape = tuple(rows.meta.shape[1:])
     if not leaves(rows.tree):
         return None

@@ -8,16 +8,113 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import channels
-from gnnaccel.adapters.pyg.propagate.expressed import Before, Once, notes
-from gnnaccel.adapters.pyg.propagate.pointwise import Rows, whole
+from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, Once
+from gnnaccel.adapters.pyg.propagate.noted import notes
+from gnnaccel.adapters.pyg.propagate.pointwise import Changed, Deferred, Rows, whole
 from gnnaccel.adapters.pyg.propagate.specials import Special
+from gnnaccel.adapters.pyg.propagate.stacks import Stacked
 from gnnaccel.adapters.pyg.propagate.standins import Unseen
 from gnnaccel.adapters.pyg.propagate.traced import Value
 from gnnaccel.adapters.pyg.propagate.tracing import Trace
-from gnnaccel.dispatch.generated.tree import Leaf, leaves, replaced
+from gnnaccel.dispatch.generated.tree import Leaf, Tree, leaves
+
+
+class Own(Once):
+    """The tensor of rows of the edges that the user gets: ``tree``, with rows of the shape
+    ``tail``. ``function``: what makes it of the rows computed; ``place``: the dimension in which
+    the user sees the rows."""
+
+    place: int | None = None
+    function: Callable[[Tensor], Tensor]
+
+    def __init__(self, tree: Tree, tail: Any):
+        self.tree, self.tail, self.function = tree, tail, _no_view
+
+        def make(given: Any) -> Tensor:
+            rows = whole(tree, tail, given)
+            return self.function(rows.movedim(0, self.place) if self.place else rows)
+
+        super().__init__(make)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the rows are no more than those of nodes, for each edge."""
+        make = self.tree.make if type(self.tree) is Leaf else None
+        return type(make) is AtEdges and not make.message.expression.steps
+
+    def rows(self, given: Any) -> Tensor:
+        """The rows as the kernels see them, of which others are made."""
+        tensor = self(given)
+        return tensor.movedim(self.place, 0) if self.place else tensor
+
+    def as_given(self, value: Rows, place: int, copies: bool) -> Own:
+        """This, as the user gets ``value``, in this dimension; ``copies``: what lies in the
+        caller's memory, too."""
+        if self.place not in (None, place):
+            raise Unseen  # two views
+        self.place = place
+        if type(self.tree) is Leaf:
+            if value.of_caller and not (value.copied or copies):
+                self.function = _view
+            elif value.of_caller or value.copied or self.tree.base is not self.tree:
+                self.function = _copy  # others may have the rows
+        if place and self.function is _no_view:
+            self.function = Tensor.contiguous
+        return self
+
+
+def make_own(value: Rows) -> None:
+    """Make ``value``, which is made now, a tensor of its own. Where nothing computes its rows it
+    stays as it is."""
+    with contextlib.suppress(Unseen):
+        alone = value.alone()
+        if alone is not value:
+            number = value.number
+            value.__class__, value.__dict__ = type(alone), {**vars(alone), "number": number}
+        tree, tail = channels.at_edges(Rows(value.tree, value.meta)).tree, value.meta.shape[1:]
+        value.own, of = Own(tree, tail), leaves(tree)
+        value.tree = Leaf("e", value.own.rows, tuple(tail),
+                          frozenset((value.own,)).union(*[leaf.names for leaf in of]),
+                          tuple(dict.fromkeys(root for leaf in of for root in leaf.roots)))
+
+
+def note(value: Any) -> None:
+    """Note what the message sets on the layer: of the rows that the user gets others are made."""
+    if type(value) is tuple:
+        for part in value:
+            note(part)
+    rows, place = _rows_of(value)
+    if rows is not None and _has_own(rows, place, False) and rows.number not in notes().own:
+        notes().late.add(rows.number)
+
+
+def get(rows: Rows) -> None:
+    """Note rows that the user gets, as `note` does, and how they are given."""
+    note(rows)
+    if rows.own is not None:
+        rows.own.as_given(rows, 0, False)
+
+
+def _rows_of(value: Any) -> tuple[Rows | None, int]:
+    """The rows that a stand-in is for, and the dimension in which the user sees them."""
+    if isinstance(value, Rows):
+        return value, 0
+    return (value.rows, value.place) if type(value) is Stacked else (None, 0)
+
+
+def _has_own(rows: Rows, place: int, copies: bool) -> bool:
+    """Whether rows that the user gets are a tensor of their own, of which gradients may be asked
+    for; not a tensor that the caller passed."""
+    if type(rows) is Changed or not rows.meta.is_floating_point():
+        return False
+    if copies or place or not rows.of_caller or isinstance(rows, Deferred):
+        return True
+    tree = rows.tree if rows.own is None else rows.own.tree
+    return type(tree) is not Leaf or tree.base is not tree or tree.roots != (tree.make,)
 
 
 def kept(values: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +130,7 @@ def _kept(value: Any, found: dict[int, tuple[Value, Any]]) -> Any:
         if id(value) not in found:
             if _lies_with(value, found):
                 raise Unseen
-            found[id(value)] = value, _of_rows(value)
+            found[id(value)] = value, _given(value, False)
         return found[id(value)][1]
     if value is None or type(value) in (int, float, bool, str):
         return value
@@ -56,62 +153,48 @@ def _lies_with(value: Value, found: dict[int, tuple[Value, Any]]) -> bool:
 def _memory(value: Value) -> Any:
     """The rows in the memory of ``value``; None for these alone, and where theirs is the
     caller's, as ours is then."""
-    rows = value if isinstance(value, Rows) else vars(value).get("rows")
-    if not isinstance(rows, Rows) or (
-        rows.of_caller and type(rows.tree) is Leaf and rows.tree.end == "e"):
+    rows, _ = _rows_of(value)
+    tree = None if rows is None else rows.own.tree if rows.own else rows.tree
+    if rows is None or rows.of_caller and type(tree) is Leaf and tree.end == "e":
         return None
     return rows.memory
 
 
-def _of_rows(value: Value) -> Once:
-    if not isinstance(value, Rows):
-        if not hasattr(value, "rows"):
-            raise Unseen
-        return value.kept(_of_rows)  # in another dimension than the first
-    return _given_back(value, lambda t: t)
-
-
 def given_back(rows: Rows) -> Once:
     """Computation of rows that the user gets, and may change in place."""
-    return _given_back(rows, Tensor.clone)
+    return _given(rows, True)
 
 
-def _given_back(value: Rows, of_argument: Callable[[Tensor], Tensor]) -> Once:
-    """Computation of rows that the user gets; noted, so that what is computed of them is computed
-    of these very tensors, as the user's gradients of them show. ``of_argument``: gives the tensor
-    that the user gets in place of an argument of the call."""
-    noted, alone = notes().given_back, value.alone()
-    part = alone.tree = replaced(alone.tree, noted)  # made of others that the user gets
-    rows = channels.at_edges(value)
-    tree, tail, of = rows.tree, tuple(rows.meta.shape[1:]), leaves(rows.tree)
-    copied = value.copied and type(tree) is Leaf
-    if not rows.meta.is_floating_point() or value.of_caller and type(tree) is Leaf:
-        function = Tensor.clone if copied else of_argument
-        return Once(lambda given: function(whole(tree, tail, given)))
-    function = Tensor.clone if copied else _no_view
-    once = Once(lambda given: function(whole(tree, tail, given)))
-    leaf = tree if type(tree) is Leaf and not copied and not isinstance(tree.make, Before) else None
-    if leaf is not None and not isinstance(leaf.make, Once):
-        leaf.make = Once(leaf.make)  # others have this leaf in theirs
-    leaf = leaf or Leaf(
-        "e", once, tail, frozenset().union(*[leaf.names for leaf in of]),
-        tuple(dict.fromkeys(root for leaf in of for root in leaf.roots)))
-    noted[id(value)], noted[id(part)] = (value, leaf), (part, leaf)
-    return once
+def _given(value: Value, copies: bool) -> Once:
+    """Computation of rows that the user gets. ``copies``: a copy of what lies in the caller's
+    memory."""
+    rows, place = _rows_of(value)
+    if rows is None:
+        raise Unseen
+    if _has_own(rows, place, copies):
+        if rows.own is not None:
+            return rows.own.as_given(rows, place, copies)
+        if rows.number in notes().own:
+            raise Unseen  # nothing computes it
+        notes().late.add(rows.number)
+    rows = channels.at_edges(rows)
+    tree, tail = rows.tree, rows.meta.shape[1:]
+    function = _copy if copies or rows.copied else _itself
+    if place:
+        return Once(lambda given: whole(tree, tail, given).movedim(0, place).contiguous())
+    return Once(lambda given: function(whole(tree, tail, given)))
 
 
-def settle(value: Any) -> None:
-    """From now on, what is computed of rows that the message has set on the layer is computed of
-    what the user gets."""
-    if type(value) is tuple:
-        for part in value:
-            settle(part)
-    if isinstance(value, Rows):
-        with contextlib.suppress(Unseen):
-            _of_rows(value)
-            found = notes().given_back.get(id(value))
-            if found is not None:
-                value.alone().tree = found[1]
+def _itself(t: Tensor) -> Tensor:
+    return t
+
+
+def _copy(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def _view(t: Tensor) -> Tensor:
+    return t.view_as(t)
 
 
 def _no_view(t: Tensor) -> Tensor:
@@ -119,19 +202,8 @@ def _no_view(t: Tensor) -> Tensor:
     return t.clone() if t._is_view() else t
 
 
-def made_of(rows: Rows) -> Rows:
-    """``rows``, made of those that the user gets where they are these, or made of them."""
-    given = notes().given_back
-    if id(rows) in given:
-        return Rows(given[id(rows)][1], rows.meta)
-    if not given or type(rows) is not Rows:
-        return rows
-    tree = replaced(rows.tree, given)
-    return rows if tree is rows.tree else Rows(tree, rows.meta)
-
-
 def _kept_now(value: Any, given: Any) -> Any:
-    return value(given) if type(value) is Once else value
+    return value(given) if isinstance(value, Once) else value
 
 
 def _ids(end: str, given: Any) -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gnnaccel.adapters.pyg.propagate import function_names, operators
 from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
 from gnnaccel.adapters.pyg.propagate.later import other
+from gnnaccel.adapters.pyg.propagate.noted import born
 from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS, TRUE
 from gnnaccel.adapters.pyg.propagate.row_count import RowCount, counted
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
@@ -55,15 +56,29 @@ _OF_FIRST = frozenset((*VIEWS, *_SAME, *_PIECES, *_REPEATED, *_TURNED, "clone"))
 NAMES = _OF_FIRST | _OF_ROWS | MAPS | {"mT", *MOVES, *_OF_MASKS}
 
 
-class Rows(Value):
+class _Born(type):
+    """Numbers rows as they are made."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        rows = super().__call__(*args, **kwargs)
+        rows.number, own = born()
+        if own:
+            other("kept_values").make_own(rows)
+        return rows
+
+
+class Rows(Value, metaclass=_Born):
     """Stand-in for rows. ``tree``: how a number of a row is computed; ``meta``: how it looks;
     ``memory``: all rows that lie in the same memory, None for these alone; ``of_caller``: that is
     an argument of the call; ``copied``: they lie in a copy; ``held``: others are made of
-    them later, as they are now."""
+    them later, as they are now; ``number``: of all that a message makes; ``own``: the tensor that
+    the user gets, of those that are one (`kept_values.Own`)."""
 
     rank = 1
     memory: list[weakref.ref[Rows]] | None = None
     of_caller = copied = held = written = False
+    number = 0
+    own: Any = None
 
     def __init__(self, tree: Tree, meta: Tensor):
         self.tree, self.meta = tree, meta
@@ -117,7 +132,7 @@ class Rows(Value):
         if name in VIEWS and name != "contiguous":
             return other("blocks").view(self, shaped(function, args, kwargs))
         if name == "clone":
-            copy = Rows(another(self.tree), shaped(function, args, kwargs))
+            copy = Rows(self.tree, shaped(function, args, kwargs))
             copy.copied = True
             return copy
         if name in _SAME:
@@ -158,7 +173,7 @@ class Rows(Value):
         meta, shape = applied(function, args, kwargs), self.meta.shape
         if meta.dim() != len(shape) or any(new != old != 1 for new, old in zip(meta.shape, shape)):
             return other("products").repeated(function, args, kwargs)  # several side by side
-        return Rows(self.tree, meta)
+        return Rows(another(self.tree), meta)
 
     def alone(self) -> Rows:
         """These rows, for themselves."""
@@ -209,7 +224,7 @@ class Rows(Value):
         """These numbers in another dtype: of truth values zeros and ones."""
         if self.meta.dtype != meta.dtype:
             return other("whole_numbers").kept(self, meta)
-        return self if self.meta.stride() == meta.stride() else Rows(self.tree, meta)
+        return self if self.meta.stride() == meta.stride() else Rows(another(self.tree), meta)
 
     def beside(self, tensors: Any, dim: int) -> Any:
         return other("beside").together(tensors, dim)

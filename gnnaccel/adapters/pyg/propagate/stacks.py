@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnaccel.adapters.pyg.propagate import channels, operators, pieces
-from gnnaccel.adapters.pyg.propagate.expressed import Effect, Once
+from gnnaccel.adapters.pyg.propagate.expressed import Effect
 from gnnaccel.adapters.pyg.propagate.later import other
 from gnnaccel.adapters.pyg.propagate.node_values import NodeValue
 from gnnaccel.adapters.pyg.propagate.pointwise import Rows
@@ -163,11 +163,6 @@ class Stacked(Value):
     def _check_dim(self, dim: Any) -> None:
         if type(dim) is not int or dim not in (self.place, self.place - self.meta.dim()):
             raise Unseen
-
-    def kept(self, kept: Callable) -> Once:
-        """`kept_values.kept` of the rows as the user sees them."""
-        value, place = kept(self.rows), self.place
-        return Once(lambda given: value(given).movedim(0, place).contiguous())
 
 
 class OfNodes(Value):

@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor, is_grad_enabled
 
 from gnnaccel.adapters.pyg.propagate import channels, pieces
-from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, Once, Softmax, notes
+from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, Once, Softmax
 from gnnaccel.adapters.pyg.propagate.nodes_read import as_given
+from gnnaccel.adapters.pyg.propagate.noted import notes
 from gnnaccel.adapters.pyg.propagate.pointwise import NODES_TOO, Rows, about, whole
 from gnnaccel.adapters.pyg.propagate.products import Pair
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate.devices import MOVES, note_device, still
+from gnnaccel.adapters.pyg.propagate.devices import MOVES, still
 from gnnaccel.adapters.pyg.propagate.function_names import (ALIASES, BESIDE, LINEAR, POINTWISE,
                                                               by_torchs_names)
 from gnnaccel.adapters.pyg.propagate.function_names import VIEWS as VIEWS
 from gnnaccel.adapters.pyg.propagate.function_names import name_of as name_of
 from gnnaccel.adapters.pyg.propagate.later import other
+from gnnaccel.adapters.pyg.propagate.noted import note_device
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, counted
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Special
 from gnnaccel.adapters.pyg.propagate.standins import Unseen

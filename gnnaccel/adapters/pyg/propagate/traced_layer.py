@@ -242,7 +242,7 @@ class Layer:
         if self._traced_manner.kept is not None:
             from gnnaccel.adapters.pyg.propagate import kept_values  # needs this module
 
-            kept_values.settle(value)
+            kept_values.note(value)
 
     def _traced_refuses(self, *args: Any) -> Any:
         raise Unseen

@@ -20,9 +20,10 @@ from torch import Tensor
 from gnnaccel.adapters.guards import TENSORS, context_reason
 from gnnaccel.adapters.pyg.propagate import conditions, devices, guarded
 from gnnaccel.adapters.pyg.propagate.defaults import default_of
-from gnnaccel.adapters.pyg.propagate.expressed import Effect, following
+from gnnaccel.adapters.pyg.propagate.expressed import Effect
 from gnnaccel.adapters.pyg.propagate.message import SPECIAL
 from gnnaccel.adapters.pyg.propagate.nodes_read import argument
+from gnnaccel.adapters.pyg.propagate.noted import followed
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS
 from gnnaccel.adapters.pyg.propagate.specials import COUNTS, special
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen, rows
@@ -150,8 +151,9 @@ def _trace(layer: Any, kwargs: dict, manner: Manner, edge_index: Any) -> Trace:
 
 
 def _run(layer: Any, kwargs: dict, manner: Manner, edge_index: Any, edges: int | None) -> Trace:
-    with following(None if manner.kept is None else kwargs) as notes:
-        result = _followed(layer, kwargs, manner, edge_index, edges)
+    result, notes = followed(
+        functools.partial(_followed, layer, kwargs, manner, edge_index, edges),
+        None if manner.kept is None else kwargs)
     result = result._replace(effects=tuple(notes.effects), devices=tuple(notes.devices or ()),
                              conditions=tuple(notes.conditions or ()), dtype=notes.dtype)
     if result.devices and not result.at_devices(kwargs):

@@ -14,8 +14,8 @@ import torch
 
 from gnnaccel.adapters.pyg.propagate import (chosen, constants, contexts, devices, kinds,
                                               naming, node_wholes, pointwise)
-from gnnaccel.adapters.pyg.propagate.expressed import default_dtype, of_wholes
 from gnnaccel.adapters.pyg.propagate.node_values import IN_NEW_MEMORY, NodeCount, NodeValue
+from gnnaccel.adapters.pyg.propagate.noted import default_dtype, of_wholes
 from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
 from gnnaccel.adapters.pyg.propagate.specials import DEVICE, Along, Special, Spread
 from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen

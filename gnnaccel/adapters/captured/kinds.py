@@ -2,17 +2,21 @@
 from __future__ import annotations
 
 import weakref
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gnnaccel.adapters.captured import graphs
 from gnnaccel.adapters.captured.reads import Reads
 from gnnaccel.adapters.captured.state import Snapshot
-from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef, version_of
 from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.run.skinny_matmul import settings
 
+_function_modes = torch._C._len_torch_function_stack
 #: what is known of modules, by their ids
 entries: dict[int, Module] = {}
 
@@ -59,8 +63,37 @@ class Kind:
         return (self.snapshot is not None and self.snapshot.holds()
                 and self.reads is not None and self.reads.holds())
 
+    def strange(self, tensors: list[Tensor]) -> bool:
+        """Whether no copied tensor is one that the module holds, and could tell from others."""
+        if self.reads is None or self.snapshot is None or not self.reads.compares:
+            return True
+        held = {*map(id, self._held())}
+        return not any(copied and id(t) in held for t, copied in zip(tensors, self.copied))
+
+    def gradients(self, tensors: list[Tensor]) -> Gradients:
+        """Those of these tensors and of the ones that the module holds."""
+        return Gradients([t for t in (*tensors, *self._held()) if t.is_leaf])
+
+    def _held(self) -> list[Tensor]:
+        assert self.reads is not None and self.snapshot is not None
+        return [*self.snapshot.tensors, *self.snapshot.read, *self.reads.read]
+
     def forget(self) -> None:
         self.calls, self.captured, self.snapshot, self.reads = 0, None, None, None
+
+
+class Gradients:
+    """The gradients of some leaves as they are now."""
+
+    def __init__(self, leaves: list[Tensor]) -> None:
+        self._leaves = leaves
+        self._grads = [t.grad for t in leaves]
+        self._versions = [0 if g is None else version_of(g) for g in self._grads]
+
+    def moved(self) -> bool:
+        """Whether a leaf has another one, or one was written."""
+        now = Gradients(self._leaves)
+        return not all(map(is_, now._grads, self._grads)) or now._versions != self._versions
 
 
 class Module:
@@ -96,6 +129,7 @@ def key_of(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.de
     return (form, given_twice,
             *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
             torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
-            torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
-            torch.get_default_dtype(),
+            settings(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(),
+            torch.get_default_device() if _function_modes() else None,
+            bool(parametrize._cache_enabled),
             config.epoch if config is not None else 0)

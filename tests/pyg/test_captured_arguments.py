@@ -178,3 +178,50 @@ def test_parametrizations_that_are_cached_later(on):
         with gnnaccel.disabled():
             assert same(found, calls(twin))
     assert replays()
+
+
+FEATURES = None
+
+
+class ByGlobal(Net):
+    def forward(self, x, edge_index):
+        return super().forward(x * 2 if x is FEATURES else x, edge_index)
+
+
+def test_features_that_are_a_global(on, monkeypatch):
+    model, (held, edge_index) = ByGlobal().eval(), given()
+    monkeypatch.setitem(globals(), "FEATURES", held)
+    for number in range(14):
+        x = held if number in (9, 12) else torch.randn_like(held)
+        with torch.no_grad():
+            found = model(x, edge_index)
+            with gnnaccel.disabled():
+                assert same([found], [model(x, edge_index)]), number
+    assert replays("ByGlobal")
+
+
+class Wanting(Net):
+    def forward(self, x, edge_index):
+        x.requires_grad_()
+        return super().forward(x, edge_index).detach()
+
+
+class Retaining(Net):
+    def forward(self, x, edge_index):
+        if x.requires_grad:
+            x.retain_grad()
+        return super().forward(x, edge_index)
+
+
+@pytest.mark.parametrize("make", [Wanting, Retaining])
+def test_gradients_that_forward_asks_for(on, make):
+    model, (x, edge_index) = make().eval(), given()
+    leaf = x.clone().requires_grad_()
+    for number in range(10):
+        features = leaf * number if make is Retaining else x * number
+        out = model(features, edge_index)
+        if make is Retaining:
+            out.sum().backward()
+            assert features.grad is not None, number
+        else:
+            assert features.requires_grad, number

@@ -1,6 +1,7 @@
 """``enable(capture=True)``: what a call does beside its results, in forward and backward."""
 from __future__ import annotations
 
+import collections
 import copy
 import os
 import random
@@ -249,3 +250,52 @@ class Measured(Net):
 def test_events_of_a_model():
     with pytest.raises(Exception, match="Event"):
         Snapshot([Measured()], torch.device("cuda"))
+
+
+class Two(tuple):
+    def __new__(cls, first, second):
+        return super().__new__(cls, (first, second))
+
+
+class ReturningTwo(Net):
+    def forward(self, x, edge_index):
+        out = super().forward(x, edge_index)
+        found = Two(out, out + 1)
+        found.note = "kept"
+        return found
+
+
+def test_tuples_of_the_users_own(on):
+    """They may be made otherwise, and hold more than is in them."""
+    model, args = ReturningTwo().eval(), given()
+    for _ in range(8):
+        with torch.no_grad():
+            assert model(*args).note == "kept"
+
+
+class Moving(Net):
+    """Writes to a parameter, as an encoder that follows another one does."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow = nn.Parameter(torch.zeros(8, device=PLACE[0]), requires_grad=False)
+
+    def forward(self, x, edge_index):
+        with torch.no_grad():
+            self.slow.mul_(0.5).add_(self.one.bias, alpha=0.5).add_(1.0)
+        return super().forward(x, edge_index) * (1 + 0.01 * self.slow.mean())
+
+
+def test_a_parameter_that_forward_moves(on):
+    trained(Moving(), given())
+    assert replays("Moving"), refused("Moving")
+
+
+def test_names_in_objects_of_libraries():
+    model = Net()
+    model.held = collections.ChainMap({"a": 1.0, "b": 2.0})
+    snapshot = Snapshot([model], torch.device("cuda"))
+    assert snapshot.holds()
+    model.held.maps[0].clear()
+    model.held.update(b=1.0, a=2.0)
+    assert not snapshot.holds()

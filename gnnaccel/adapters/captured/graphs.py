@@ -132,6 +132,9 @@ class Captured:
             # this time it may have written what was there
             if copied and (held._version != version or not torch.equal(held, tensor)):
                 raise Refused("it writes to an argument, which is another one in each call")
+            wants = work.grad and tensor.requires_grad
+            if held is not tensor and held.requires_grad is not wants:
+                raise Refused("it asks for gradients of an argument")
         if numbers.drawn():  # by a backward; `modules` has seen forward
             raise Refused("it draws random numbers on the host")
         tied = Tied(outs, [*self._static, *self._leaves, *work.kept_and_buffers, *work.read])
@@ -165,12 +168,12 @@ class Captured:
         pool = memory_pool(work.device)
         self._forward, (self._form, self._outs) = record(self._run, pool, work.device)
         self._backwards: list[Backward] = []
+        self._wants = [o.requires_grad for o in self._outs]
         if not work.grad:
             return
         wanted = [o for o in self._outs if o.requires_grad]
         self._grads = list(map(torch.empty_like, wanted))
         self._backwards = Backward.all_of(len(wanted), self._leaves)
-        self._differentiable = [o.requires_grad for o in self._outs]
         # the stand-ins of parameters lie where these lie
         lasting = work.lasting(self._static)
         self._saved = [saved_for(o, lasting) for o in wanted]
@@ -187,29 +190,39 @@ class Captured:
         """Refused where a replay differs from the call, and where its code tells the tensors that
         stand in for arguments and parameters from these."""
         work, start = self.work, random_numbers(self.work.device)
-        before = [b.clone() for b in work.buffers]
-        form, own = work.run(work.tensors, own=True)
-        own = [o.detach() for o in own]
-        put_back(work.buffers, before)
+        written = [*{id(t): t for t in (*work.buffers, *self.moving)}.values()]
+        before = [t.detach().clone() for t in written]
+        own = self._of_its_own()
+        put_back(written, before)
         set_random_numbers(work.device, start)
         _, expected = work.run(self._static)
         wanted = [o for o in expected if o.requires_grad]
         grads = [torch.randn_like(o) for o in wanted]
         gradients = [way.expected(wanted, grads) for way in self._backwards]
-        buffers = [b.clone() for b in work.buffers]
-        put_back(work.buffers, before)
+        after = [t.detach().clone() for t in written]
+        put_back(written, before)
         set_random_numbers(work.device, start)
         self._forward()
-        if form != self._form:
-            raise Refused("its result holds other numbers in each call")
         alike(self._outs, own, "the result")
         alike(self._outs, expected, "the result")
-        alike(work.buffers, buffers, "a buffer")
+        alike(written, after, "a buffer")
         if work.grad:
             for held, g in zip(self._grads, grads):
                 held.copy_(g)
             for way, one in zip(self._backwards, gradients):
                 alike(way.again(), one, "a gradient")
+
+    def _of_its_own(self) -> list[Tensor]:
+        """The results of a call on the arguments and parameters themselves."""
+        form, own = self.work.run(self.work.tensors, own=True)
+        if form != self._form:
+            raise Refused("its result holds other numbers in each call")
+        for a, b, wanted in zip(own, self._outs, self._wants):
+            if (a.dtype, a.shape, a.requires_grad) != (b.dtype, b.shape, wanted):
+                raise Refused("its result is of another kind in a replay")
+            if a.is_inference():
+                raise Refused("its result is made in inference mode")
+        return [o.detach() for o in own]
 
     def _leave_out_unused(self) -> None:
         """Forget leaves of which no result depends: those of the script's own call have no gradient
@@ -278,7 +291,7 @@ class _Replay(torch.autograd.Function):
         ctx.captured, ctx.tensors = captured, tensors
         ctx.once = _Pass(captured.versions(tensors))
         captured._last = weakref.ref(ctx.once)
-        ctx.mark_non_differentiable(*[o for o, wanted in zip(outs, captured._differentiable)
+        ctx.mark_non_differentiable(*[o for o, wanted in zip(outs, captured._wants)
                                       if not wanted])
         ctx.save_for_backward(_freed)
         ctx.set_materialize_grads(False)
@@ -288,7 +301,7 @@ class _Replay(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, *grads: Tensor | None) -> tuple:
         captured: Captured = ctx.captured
-        out_grads = [g for g, wanted in zip(grads, captured._differentiable) if wanted]
+        out_grads = [g for g, wanted in zip(grads, captured._wants) if wanted]
         groups = {n for g, n in zip(out_grads, captured._groups) if g is not None}
         if groups & ctx.once.freed:
             _ = ctx.saved_tensors  # raises torch's error

@@ -61,7 +61,7 @@ def read_of_tensors(code: types.CodeType) -> str | None:
 
 def compares_identities(code: types.CodeType) -> bool:
     """Whether the code may ask whether a tensor is another one. ``x is None`` does not."""
-    return any(step.opname == "IS_OP" and before.opname not in ("LOAD_CONST", "LOAD_GLOBAL")
+    return any(step.opname == "IS_OP" and before.opname != "LOAD_CONST"
                for inner in codes(code) for steps in [_steps(inner)]
                for before, step in zip(steps, steps[1:])) or any(
         not {"is_", "is_not"}.isdisjoint(inner.co_names) for inner in codes(code))

@@ -36,6 +36,7 @@ _CALLS = 3  # calls alike before one is captured
 _KINDS = 4  # captures of one module
 _TRIES = 20  # calls after which a module whose calls never repeat is left alone
 _MEMORY = 8  # a capture may take 1 / 8 of the free memory
+_SMALL = 1 << 16  # tensors on the host of so many numbers are looked at for writes
 #: types of devices whose calls are captured
 DEVICES = {"cuda"}
 _log = logging.getLogger("gnnaccel")
@@ -281,7 +282,8 @@ def _work(native: Callable, module: nn.Module, kind: Kind, given: Call) -> graph
     wanted = [t for t in (*snapshot.parameters, *given.tensors) if t.requires_grad]
     fixed = [t for t, copied in zip(given.tensors, kind.copied)
              if not copied and t.is_floating_point()]
-    read = [*snapshot.read, *reads.read]
+    read = [t for t in (*snapshot.read, *reads.read)
+            if t.device == given.device or t.numel() <= _SMALL]
     return graphs.Work(call, own, aside, given.tensors, kind.copied, list(aliases),
                        list(aliases.values()), snapshot.buffers, [*snapshot.parameters, *fixed],
                        read, given.device, torch.is_grad_enabled() and bool(wanted))

@@ -30,7 +30,7 @@ _ASIDE = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__",
                     "__copy__", "__deepcopy__", "__del__", "__dir__"))
 #: functions by which code gets attributes whose names it does not name itself
 _BY_TEXT = frozenset(("getattr", "vars", "__dict__", "attrgetter", "methodcaller", "getattr_static",
-                      "getmembers"))
+                      "getmembers", "__getattribute__"))
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
@@ -184,7 +184,7 @@ class Reads:
             if isinstance(scope.get(name), types.ModuleType):
                 self._held(f"the name {name}", scope[name])
         attributes = {name for inner in instructions.codes(code) for name in inner.co_names}
-        if "register_hook" in attributes:
+        if not attributes.isdisjoint(("register_hook", "retain_grad")):
             raise Unknown(f"{function.__qualname__} registers a hook, which no replay calls")
         if not attributes.isdisjoint(world.SEEDING):
             raise Unknown(f"{function.__qualname__} seeds random numbers, which no replay does")

@@ -266,6 +266,8 @@ def _inside(name: str, value: Any) -> Iterator[Any]:
             continue
         seen.add(id(one))
         view = one if isinstance(one, _CONTAINERS) else vars(one)
+        if isinstance(one, dict):
+            yield one.keys()
         view = view.values() if isinstance(view, dict) else view
         yield view
         if type(one).__module__ == _INSPECTORS:

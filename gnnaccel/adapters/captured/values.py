@@ -65,7 +65,7 @@ def _others(value: Any, kind: type, tensors: list[Tensor], within: tuple[int, ..
             return kind, frozenset(value)
     elif isinstance(value, _FUNCTIONS) or isinstance(value, enum.Enum):
         return value
-    elif isinstance(value, tuple):  # a named one
+    elif _is_named(value):
         return kind, *[apart(one, tensors, within) for one in value]
     elif kind is collections.OrderedDict:
         return kind, *[(_key(key), apart(one, tensors, within)) for key, one in value.items()]
@@ -80,6 +80,13 @@ def _others(value: Any, kind: type, tensors: list[Tensor], within: tuple[int, ..
             raise Unknown(f"an object of class {kind.__qualname__} that holds itself")
         return kind, apart(vars(value), tensors, (*within, id(value)))
     raise Unknown(f"an object of class {kind.__module__}.{kind.__qualname__}")
+
+
+def _is_named(value: Any) -> bool:
+    """Whether it is a tuple with names, of `collections.namedtuple` or torch's, and no more."""
+    kind = type(value)
+    return (isinstance(value, tuple) and not getattr(value, "__dict__", None)
+            and (hasattr(kind, "_make") or hasattr(kind, "n_sequence_fields")))
 
 
 def _key(key: Any) -> Any:

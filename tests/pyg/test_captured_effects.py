@@ -14,7 +14,7 @@ from numpy.random import default_rng
 from torch import nn
 
 import gnnaccel
-from gnnaccel.adapters.captured import results
+from gnnaccel.adapters.captured import kinds, results
 from gnnaccel.adapters.captured.reads import Reads
 from gnnaccel.adapters.captured.state import Snapshot
 from tests.pyg.recorded import recorded  # noqa: F401
@@ -299,3 +299,14 @@ def test_names_in_objects_of_libraries():
     model.held.maps[0].clear()
     model.held.update(b=1.0, a=2.0)
     assert not snapshot.holds()
+
+
+def test_numbers_on_the_host_that_are_written_unseen():
+    """As by ``data`` or numpy: a module that runs on a GPU reads them when it is captured."""
+    model = Net()
+    model.alpha = torch.tensor([1.0, float("nan")])
+    kind = kinds.Kind()
+    kind.notes(Snapshot([model], torch.device("cuda")), Reads([model]), torch.device("cuda"))
+    assert kind.stands()
+    model.alpha.numpy()[0] = 2.0
+    assert not kind.stands()

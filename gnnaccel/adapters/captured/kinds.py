@@ -11,11 +11,13 @@ from torch.nn.utils import parametrize
 
 from gnnaccel.adapters.captured import graphs
 from gnnaccel.adapters.captured.reads import Reads
+from gnnaccel.adapters.captured.restored import equal
 from gnnaccel.adapters.captured.state import Snapshot
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef, version_of
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.run.skinny_matmul import settings
 
+SMALL = 1 << 16  # numbers in a tensor on the host whose contents are compared
 _function_modes = torch._C._len_torch_function_stack
 #: what is known of modules, by their ids
 entries: dict[int, Module] = {}
@@ -31,6 +33,7 @@ class Kind:
         self.calls, self.tries = 0, 0
         self.snapshot: Snapshot | None = None
         self.reads: Reads | None = None
+        self.elsewhere = Elsewhere([])
         self.captured: graphs.Captured | None = None
         self.why: str | None = None
 
@@ -60,8 +63,14 @@ class Kind:
 
     def stands(self) -> bool:
         """Whether the module's state is unchanged."""
-        return (self.snapshot is not None and self.snapshot.holds()
-                and self.reads is not None and self.reads.holds())
+        return (self.snapshot is not None and self.snapshot.holds() and self.reads is not None
+                and self.reads.holds() and self.elsewhere.holds())
+
+    def notes(self, snapshot: Snapshot, reads: Reads, device: torch.device) -> None:
+        """Note the state of a module that runs on ``device``."""
+        self.snapshot, self.reads = snapshot, reads
+        self.elsewhere = Elsewhere([t for t in self._held() if t.device.type != device.type
+                                    and t.numel() <= SMALL])
 
     def strange(self, tensors: list[Tensor]) -> bool:
         """Whether no copied tensor is one that the module holds, and could tell from others."""
@@ -80,6 +89,18 @@ class Kind:
 
     def forget(self) -> None:
         self.calls, self.captured, self.snapshot, self.reads = 0, None, None, None
+
+
+class Elsewhere:
+    """Tensors on the host, of a module that runs on a GPU: a CUDA graph has the numbers that they
+    held when it was captured, and not all writes to them are counted."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors, self._were = tensors, [t.detach().clone() for t in tensors]
+
+    def holds(self) -> bool:
+        """Whether they hold the numbers that they held."""
+        return all(map(equal, self._tensors, self._were))
 
 
 class Gradients:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gnnaccel.adapters.captured import counts, graphs, host, threads, values
-from gnnaccel.adapters.captured.kinds import Call, Kind, Module, entries, key_of
+from gnnaccel.adapters.captured.kinds import SMALL, Call, Kind, Module, entries, key_of
 from gnnaccel.adapters.captured.reads import Reads
 from gnnaccel.adapters.captured.state import Snapshot
 from gnnaccel.adapters.captured.values import Unknown
@@ -36,7 +36,6 @@ _CALLS = 3  # calls alike before one is captured
 _KINDS = 4  # captures of one module
 _TRIES = 20  # calls after which a module whose calls never repeat is left alone
 _MEMORY = 8  # a capture may take 1 / 8 of the free memory
-_SMALL = 1 << 16  # tensors on the host of so many numbers are looked at for writes
 #: types of devices whose calls are captured
 DEVICES = {"cuda"}
 _log = logging.getLogger("gnnaccel")
@@ -174,7 +173,7 @@ def _watched(native: Callable, module: nn.Module, entry: Module, kind: Kind,
             if kind.tries > _TRIES:
                 raise Unknown("changes in each call")
             reads = Reads(list(module.modules()), (args, kwargs))
-            kind.reads, kind.snapshot = reads, Snapshot([module, *reads.modules], device)
+            kind.notes(Snapshot([module, *reads.modules], device), reads, device)
     except Unknown as problem:
         return _left(native, module, entry, args, kwargs, f"its state: {problem}")
     if kind.calls < _CALLS or not kind.strange(tensors):
@@ -283,7 +282,7 @@ def _work(native: Callable, module: nn.Module, kind: Kind, given: Call) -> graph
     fixed = [t for t, copied in zip(given.tensors, kind.copied)
              if not copied and t.is_floating_point()]
     read = [t for t in (*snapshot.read, *reads.read)
-            if t.device == given.device or t.numel() <= _SMALL]
+            if t.device == given.device or t.numel() <= SMALL]
     return graphs.Work(call, own, aside, given.tensors, kind.copied, list(aliases),
                        list(aliases.values()), snapshot.buffers, [*snapshot.parameters, *fixed],
                        read, given.device, torch.is_grad_enabled() and bool(wanted))

@@ -225,3 +225,19 @@ def test_gradients_that_forward_asks_for(on, make):
             assert features.grad is not None, number
         else:
             assert features.requires_grad, number
+
+
+class ByClass(Net):
+    def forward(self, x, edge_index):
+        return super().forward(x * 2 if isinstance(x, nn.Parameter) else x, edge_index)
+
+
+def test_features_that_are_a_parameter(on):
+    model, (x, edge_index) = ByClass().eval(), given()
+    for number in range(14):
+        make = nn.Parameter if number in (9, 12) else torch.Tensor.requires_grad_
+        features = make(x * number)
+        found = model(features, edge_index)
+        with gnnaccel.disabled():
+            assert same([found], [model(features, edge_index)]), number
+    assert replays("ByClass")

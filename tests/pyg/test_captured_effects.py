@@ -310,3 +310,21 @@ def test_numbers_on_the_host_that_are_written_unseen():
     assert kind.stands()
     model.alpha.numpy()[0] = 2.0
     assert not kind.stands()
+
+
+class LettingGo(Net):
+    def forward(self, x, edge_index):
+        self.zero_grad()
+        return super().forward(x, edge_index)
+
+
+def test_gradients_that_forward_lets_go_of(on):
+    """Later ones, where the script had done that before."""
+    model, args = LettingGo(), given()
+    for number in range(10):
+        if number < 7:
+            model.zero_grad()
+        assert number < 7 or model.one.bias.grad is not None
+        out = model(*args)
+        assert model.one.bias.grad is None, number
+        out.sum().backward()

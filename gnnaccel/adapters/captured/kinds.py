@@ -148,7 +148,7 @@ def key_of(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.de
     same = [*map(id, tensors)]
     given_twice = tuple(map(same.index, same)) if len(set(same)) < len(same) else ()
     return (form, given_twice,
-            *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
+            *[(type(t), t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
             torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
             settings(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(),
             torch.get_default_device() if _function_modes() else None,

@@ -186,6 +186,8 @@ class Reads:
         attributes = {name for inner in instructions.codes(code) for name in inner.co_names}
         if not attributes.isdisjoint(("register_hook", "retain_grad")):
             raise Unknown(f"{function.__qualname__} registers a hook, which no replay calls")
+        if "zero_grad" in attributes:
+            raise Unknown(f"{function.__qualname__} lets go of gradients, which no replay does")
         if not attributes.isdisjoint(world.SEEDING):
             raise Unknown(f"{function.__qualname__} seeds random numbers, which no replay does")
         self._names |= attributes

@@ -16,7 +16,7 @@ from torch_geometric import transforms
 from torch_geometric.data import Data
 
 import gnnaccel
-from gnnaccel.adapters.captured.reads import _is_library
+from gnnaccel.adapters.captured.reads import is_library
 from tests.pyg.recorded import recorded  # noqa: F401
 from tests.pyg.test_captured import PLACE, Net, given, on, refused, replays, same  # noqa: F401
 
@@ -351,9 +351,9 @@ def test_hooks_that_a_forward_registers(on):
 def test_a_users_module_may_have_a_name_of_pythons(monkeypatch):
     own = types.ModuleType("profile")
     own.__file__ = "/home/somebody/profile.py"
-    assert _is_library("profile") and _is_library("math") and _is_library("_thread")
+    assert is_library("profile") and is_library("math") and is_library("_thread")
     monkeypatch.setitem(sys.modules, "profile", own)
-    assert not _is_library("profile")
+    assert not is_library("profile")
 
 
 class OfTensors(Net):

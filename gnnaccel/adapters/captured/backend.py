@@ -40,7 +40,7 @@ class Region:
             return self._run(*given)
         form = self._form(given, tensors)
         if form.captured is not None and form.repeats(tensors):
-            if form.captured.free():
+            if form.captured.free(tensors):
                 counts.counted("torch.compile")
                 return form.captured.replay(tensors)
             return self._run(*given)
@@ -90,7 +90,7 @@ class Region:
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         fixed = [t for t, copied in zip(tensors, form.copied)
                  if not copied and t.is_floating_point()]
-        return graphs.Work(call, aside, tensors, form.copied, [], [], buffers, fixed, [],
+        return graphs.Work(call, call, aside, tensors, form.copied, [], [], buffers, fixed, [],
                            tensors[0].device, wanted)
 
 

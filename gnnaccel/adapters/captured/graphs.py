@@ -17,31 +17,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.captured import recomputed, threads, values
-from gnnaccel.adapters.captured.results import Backward, Refused, Tied, alike, saved_for, through
+from gnnaccel.adapters.captured import host, recomputed, threads, values
+from gnnaccel.adapters.captured.restored import (
+    Before, as_before, equal, put_back, random_numbers, set_random_numbers)
+from gnnaccel.adapters.captured.results import (
+    Backward, Refused, Tied, alike, saved_for, through, used_of)
 from gnnaccel.adapters.captured.streams import in_turn
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.run.autograd import one_by_one
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-_Before = list[tuple[Tensor, Tensor, int]]
 _freed = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 class Work:
     """A call to capture. ``call(arguments)`` runs the module on tensors in the order of
-    ``tensors``, and so does ``aside(arguments, others)``, with other tensors in the places of the
-    module's. ``copied``: for each tensor, whether later calls may bring another one of that shape;
-    ``buffers``: of the module, which runs on ``device``; ``kept``: its other tensors; ``read``:
-    what its code reads besides; ``parameters``: those whose gradients are wanted, and ``aliases``
-    their stand-ins in ``call``; ``grad``: whether autograd records.
+    ``tensors``, with stand-ins for its parameters, ``own(arguments)`` with these themselves, and
+    ``aside(arguments, others)`` with other tensors in the places of the module's. ``copied``: for
+    each tensor, whether later calls may bring another one of that shape; ``buffers``: of the
+    module, which runs on ``device``; ``kept``: its other tensors; ``read``: what its code reads
+    besides; ``parameters``: those whose gradients are wanted, and ``aliases`` their stand-ins in
+    ``call``; ``grad``: whether autograd records.
     """
 
-    def __init__(self, call: Callable[[list[Tensor]], Any], aside: Callable[[list, dict], Any],
-                 tensors: list[Tensor], copied: list[bool], parameters: list[Tensor],
-                 aliases: list[Tensor], buffers: list[Tensor], kept: list[Tensor],
-                 read: list[Tensor], device: torch.device, grad: bool) -> None:
-        self.call, self.aside = call, aside
+    def __init__(self, call: Callable[[list[Tensor]], Any], own: Callable[[list[Tensor]], Any],
+                 aside: Callable[[list, dict], Any], tensors: list[Tensor], copied: list[bool],
+                 parameters: list[Tensor], aliases: list[Tensor], buffers: list[Tensor],
+                 kept: list[Tensor], read: list[Tensor], device: torch.device, grad: bool) -> None:
+        self.call, self.own, self.aside = call, own, aside
         self.copied = [*copied]  # a later call may bring others, while a backward waits
         self.buffers, self.grad, self.kept, self.read = buffers, grad, kept, read
         self.kept_and_buffers = [*kept, *buffers]
@@ -57,10 +60,10 @@ class Work:
         return [*self.kept_and_buffers,
                 *[t for t, copied in zip(tensors, self.copied) if not copied]]
 
-    def run(self, tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
-        """The form and the tensors of the result."""
+    def run(self, tensors: list[Tensor], own: bool = False) -> tuple[Any, list[Tensor]]:
+        """The form and the tensors of the result; ``own``: with the module's own parameters."""
         results: list[Tensor] = []
-        out = self.call(tensors)
+        out = self.own(tensors) if own else self.call(tensors)
         try:
             return values.result_apart(out, results), results
         except values.Unknown as problem:
@@ -86,13 +89,13 @@ class Captured:
         self._leaves = [*work.aliases, *[self._static[i] for i in work.inputs]]
         if not threads.alone():
             raise Refused("other threads call modules, too")
-        with (threads.capturing(), _as_before(work) as before, _any_stream(),
-              capture.still() as self._held):
-            start = _state(work.device)
+        with (threads.capturing(), _any_stream(), capture.still() as self._held,
+              as_before((*work.kept_and_buffers, *work.read), work.device) as before):
+            start = random_numbers(work.device)
             try:
                 self._warm_up()
                 self._look_at_writes(before)
-                self.random = not torch.equal(start, _state(work.device))
+                self.random = not torch.equal(start, random_numbers(work.device))
                 self._record()
                 self._compare()
             except torch.cuda.OutOfMemoryError:
@@ -108,8 +111,8 @@ class Captured:
         # callers keep their arguments; kept here are only the tensors that are copied into
         self.copies = [t.detach() if copied else None
                         for t, copied in zip(self._static, work.copied)]
-        for way in self._backwards:
-            way.let_go()
+        self._written = {t.untyped_storage().data_ptr() for t in self.moving}
+        self._leave_out_unused()
         del self._static, self._leaves
         work.tensors, work.aliases, work.read = [], [], []
 
@@ -117,6 +120,7 @@ class Captured:
 
     def _warm_up(self) -> None:
         work, versions = self.work, [t._version for t in self._static]
+        numbers = host.Numbers(work.device)
         with on_the_side(work.device):
             for _ in range(2):
                 form, outs = work.run(self._static)
@@ -128,6 +132,11 @@ class Captured:
             # this time it may have written what was there
             if copied and (held._version != version or not torch.equal(held, tensor)):
                 raise Refused("it writes to an argument, which is another one in each call")
+            wants = work.grad and tensor.requires_grad
+            if held is not tensor and held.requires_grad is not wants:
+                raise Refused("it asks for gradients of an argument")
+        if numbers.drawn():  # by a backward; `modules` has seen forward
+            raise Refused("it draws random numbers on the host")
         tied = Tied(outs, [*self._static, *self._leaves, *work.kept_and_buffers, *work.read])
         self._groups = tied.groups
         if tied.why is not None:
@@ -137,10 +146,10 @@ class Captured:
         if work.grad and not wanted:
             raise Refused("no result depends on what wants gradients")
 
-    def _look_at_writes(self, before: _Before) -> None:
+    def _look_at_writes(self, before: Before) -> None:
         """Note what the warm-up wrote to."""
         written = [(t, t._version != version) for t, held, version in before
-                   if t._version != version or not _equal(t, held)]
+                   if t._version != version or not equal(t, held)]
         read = set(map(id, self.work.read)).difference(map(id, self.work.kept_and_buffers))
         if any(id(t) in read for t, _ in written):
             raise Refused("it writes to a tensor that is no buffer and no attribute of a module")
@@ -159,12 +168,12 @@ class Captured:
         pool = memory_pool(work.device)
         self._forward, (self._form, self._outs) = record(self._run, pool, work.device)
         self._backwards: list[Backward] = []
+        self._wants = [o.requires_grad for o in self._outs]
         if not work.grad:
             return
         wanted = [o for o in self._outs if o.requires_grad]
         self._grads = list(map(torch.empty_like, wanted))
         self._backwards = Backward.all_of(len(wanted), self._leaves)
-        self._differentiable = [o.requires_grad for o in self._outs]
         # the stand-ins of parameters lie where these lie
         lasting = work.lasting(self._static)
         self._saved = [saved_for(o, lasting) for o in wanted]
@@ -178,31 +187,65 @@ class Captured:
     # --- comparing --------------------------------------------------------------------------------
 
     def _compare(self) -> None:
-        """Refused where a replay differs from the call."""
-        work, start = self.work, _state(self.work.device)
-        before = [b.clone() for b in work.buffers]
+        """Refused where a replay differs from the call, and where its code tells the tensors that
+        stand in for arguments and parameters from these."""
+        work, start = self.work, random_numbers(self.work.device)
+        written = [*{id(t): t for t in (*work.buffers, *self.moving)}.values()]
+        before = [t.detach().clone() for t in written]
+        own = self._of_its_own()
+        put_back(written, before)
+        set_random_numbers(work.device, start)
         _, expected = work.run(self._static)
         wanted = [o for o in expected if o.requires_grad]
         grads = [torch.randn_like(o) for o in wanted]
         gradients = [way.expected(wanted, grads) for way in self._backwards]
-        buffers = [b.clone() for b in work.buffers]
-        _put_back(work.buffers, before)
-        _set_state(work.device, start)
+        after = [t.detach().clone() for t in written]
+        put_back(written, before)
+        set_random_numbers(work.device, start)
         self._forward()
+        alike(self._outs, own, "the result")
         alike(self._outs, expected, "the result")
-        alike(work.buffers, buffers, "a buffer")
+        alike(written, after, "a buffer")
         if work.grad:
             for held, g in zip(self._grads, grads):
                 held.copy_(g)
             for way, one in zip(self._backwards, gradients):
                 alike(way.again(), one, "a gradient")
 
+    def _of_its_own(self) -> list[Tensor]:
+        """The results of a call on the arguments and parameters themselves."""
+        form, own = self.work.run(self.work.tensors, own=True)
+        if form != self._form:
+            raise Refused("its result holds other numbers in each call")
+        for a, b, wanted in zip(own, self._outs, self._wants):
+            if (a.dtype, a.shape, a.requires_grad) != (b.dtype, b.shape, wanted):
+                raise Refused("its result is of another kind in a replay")
+            if a.is_inference():
+                raise Refused("its result is made in inference mode")
+        return [o.detach() for o in own]
+
+    def _leave_out_unused(self) -> None:
+        """Forget leaves of which no result depends: those of the script's own call have no gradient
+        there, and their hooks are not called."""
+        if not self.work.grad:
+            return
+        work, used = self.work, used_of(self._backwards)
+        parameters = len(work.parameters)
+        work.parameters = [work.parameters[at] for at in used if at < parameters]
+        work.inputs = [work.inputs[at - parameters] for at in used if at >= parameters]
+        for way in self._backwards:
+            way.let_go(used)
+
     # --- replaying --------------------------------------------------------------------------------
 
-    def free(self) -> bool:
-        """Whether a replay would overwrite nothing that a later backward needs."""
+    def free(self, tensors: list[Tensor]) -> bool:
+        """Whether a replay would overwrite nothing that a later backward needs, nor something in an
+        argument that the module's code would read after its write to it."""
         held = None if self._last is None else self._last()
-        return (held is None or held.done) and threading.get_ident() == self._thread
+        return ((held is None or held.done) and threading.get_ident() == self._thread
+                and (not self._written or not any(
+                    copy is not None and t.untyped_storage().data_ptr() in self._written
+                    for copy, t in zip(self.copies, tensors))))
 
     def versions(self, tensors: list[Tensor]) -> list[int]:
         """How often each tensor was written that a replay reads where it lies."""
@@ -248,7 +291,7 @@ class _Replay(torch.autograd.Function):
         ctx.captured, ctx.tensors = captured, tensors
         ctx.once = _Pass(captured.versions(tensors))
         captured._last = weakref.ref(ctx.once)
-        ctx.mark_non_differentiable(*[o for o, wanted in zip(outs, captured._differentiable)
+        ctx.mark_non_differentiable(*[o for o, wanted in zip(outs, captured._wants)
                                       if not wanted])
         ctx.save_for_backward(_freed)
         ctx.set_materialize_grads(False)
@@ -258,7 +301,7 @@ class _Replay(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, *grads: Tensor | None) -> tuple:
         captured: Captured = ctx.captured
-        out_grads = [g for g, wanted in zip(grads, captured._differentiable) if wanted]
+        out_grads = [g for g, wanted in zip(grads, captured._wants) if wanted]
         groups = {n for g, n in zip(out_grads, captured._groups) if g is not None}
         if groups & ctx.once.freed:
             _ = ctx.saved_tensors  # raises torch's error
@@ -285,45 +328,6 @@ class _Replay(torch.autograd.Function):
 
 
 # --- the device -----------------------------------------------------------------------------------
-
-@torch.no_grad()
-def _put_back(buffers: list[Tensor], before: list[Tensor]) -> None:
-    """Restore buffers, by writes that autograd does not count: an earlier forward may have kept the
-    buffer, as that of a batch norm does, for a backward that is still to come."""
-    for b, held in zip(buffers, before):
-        if not torch.equal(b, held):
-            b.data.copy_(held)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(
-        a, b, rtol=0.0, atol=0.0, equal_nan=True))
-
-
-@contextlib.contextmanager
-def _as_before(work: Work) -> Iterator[_Before]:
-    """A block after which the module's tensors, what its code reads, and random numbers are as
-    before it. Gives the tensors, copies of them, and their versions."""
-    every = {id(t): t for t in (*work.kept_and_buffers, *work.read) if not t.is_inference()}
-    before = [(t, t.detach().clone(), t._version) for t in every.values()]
-    state = _state(work.device)
-    try:
-        yield before
-    finally:
-        _put_back([t for t, *_ in before], [held for _, held, _ in before])
-        _set_state(work.device, state)
-
-
-def _state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
-
 
 @contextlib.contextmanager
 def _any_stream() -> Iterator[None]:

@@ -42,8 +42,11 @@ def handed_on(code: types.CodeType) -> set[str]:
     return found
 
 
-#: attributes of tensors that are others of the stand-ins in a capture
+#: attributes of tensors that are others of the stand-ins in a capture, and of copies
 _OF_STANDINS = ("grad", "grad_fn", "is_leaf", "_version")
+_OF_COPIES = ("_base", "_is_view", "_cdata", "data_ptr", "storage_offset", "untyped_storage",
+              "is_set_to", "is_pinned", "is_shared")
+_GETTING = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def read_of_tensors(code: types.CodeType) -> str | None:
@@ -52,7 +55,30 @@ def read_of_tensors(code: types.CodeType) -> str | None:
     return next((then.argval for inner in codes(code) for steps in [_steps(inner)]
                  for step, then in zip(steps, steps[1:])
                  if then.opname == "LOAD_ATTR" and then.argval in _OF_STANDINS
-                 and step.argval not in ("autograd", "func")), None)
+                 and step.argval not in ("autograd", "func")
+                 or then.opname in _GETTING and then.argval in _OF_COPIES), None)
+
+
+def compares_identities(code: types.CodeType) -> bool:
+    """Whether the code may ask whether a tensor is another one. ``x is None`` does not."""
+    return any(step.opname == "IS_OP" and before.opname != "LOAD_CONST"
+               for inner in codes(code) for steps in [_steps(inner)]
+               for before, step in zip(steps, steps[1:])) or any(
+        not {"is_", "is_not"}.isdisjoint(inner.co_names) for inner in codes(code))
+
+
+def writes_to_data(code: types.CodeType) -> bool:
+    """Whether the code writes to the ``data`` of an argument, by a method: such a write is not
+    counted, and one that changes nothing now is not seen."""
+    for inner in codes(code):
+        given = inner.co_varnames[:inner.co_argcount + inner.co_kwonlyargcount]
+        steps = _steps(inner)
+        for step, then, last in zip(steps, steps[1:], steps[2:]):
+            if (step.opname.startswith("LOAD_FAST") and step.argval in given
+                and then.opname in _GETTING and then.argval == "data"
+                and last.opname in _GETTING and str(last.argval).endswith("_")):
+                return True
+    return False
 
 
 def moves_without_waiting(code: types.CodeType) -> bool:

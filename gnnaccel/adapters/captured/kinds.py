@@ -2,17 +2,23 @@
 from __future__ import annotations
 
 import weakref
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gnnaccel.adapters.captured import graphs
 from gnnaccel.adapters.captured.reads import Reads
+from gnnaccel.adapters.captured.restored import equal
 from gnnaccel.adapters.captured.state import Snapshot
-from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef, version_of
 from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.run.skinny_matmul import settings
 
+SMALL = 1 << 16  # numbers in a tensor on the host whose contents are compared
+_function_modes = torch._C._len_torch_function_stack
 #: what is known of modules, by their ids
 entries: dict[int, Module] = {}
 
@@ -27,6 +33,7 @@ class Kind:
         self.calls, self.tries = 0, 0
         self.snapshot: Snapshot | None = None
         self.reads: Reads | None = None
+        self.elsewhere = Elsewhere([])
         self.captured: graphs.Captured | None = None
         self.why: str | None = None
 
@@ -56,11 +63,58 @@ class Kind:
 
     def stands(self) -> bool:
         """Whether the module's state is unchanged."""
-        return (self.snapshot is not None and self.snapshot.holds()
-                and self.reads is not None and self.reads.holds())
+        return (self.snapshot is not None and self.snapshot.holds() and self.reads is not None
+                and self.reads.holds() and self.elsewhere.holds())
+
+    def notes(self, snapshot: Snapshot, reads: Reads, device: torch.device) -> None:
+        """Note the state of a module that runs on ``device``."""
+        self.snapshot, self.reads = snapshot, reads
+        self.elsewhere = Elsewhere([t for t in self._held() if t.device.type != device.type
+                                    and t.numel() <= SMALL])
+
+    def strange(self, tensors: list[Tensor]) -> bool:
+        """Whether no copied tensor is one that the module holds, and could tell from others."""
+        if self.reads is None or self.snapshot is None or not self.reads.compares:
+            return True
+        held = {*map(id, self._held())}
+        return not any(copied and id(t) in held for t, copied in zip(tensors, self.copied))
+
+    def gradients(self, tensors: list[Tensor]) -> Gradients:
+        """Those of these tensors and of the ones that the module holds."""
+        return Gradients([t for t in (*tensors, *self._held()) if t.is_leaf])
+
+    def _held(self) -> list[Tensor]:
+        assert self.reads is not None and self.snapshot is not None
+        return [*self.snapshot.tensors, *self.snapshot.read, *self.reads.read]
 
     def forget(self) -> None:
         self.calls, self.captured, self.snapshot, self.reads = 0, None, None, None
+
+
+class Elsewhere:
+    """Tensors on the host, of a module that runs on a GPU: a CUDA graph has the numbers that they
+    held when it was captured, and not all writes to them are counted."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors, self._were = tensors, [t.detach().clone() for t in tensors]
+
+    def holds(self) -> bool:
+        """Whether they hold the numbers that they held."""
+        return all(map(equal, self._tensors, self._were))
+
+
+class Gradients:
+    """The gradients of some leaves as they are now."""
+
+    def __init__(self, leaves: list[Tensor]) -> None:
+        self._leaves = leaves
+        self._grads = [t.grad for t in leaves]
+        self._versions = [0 if g is None else version_of(g) for g in self._grads]
+
+    def moved(self) -> bool:
+        """Whether a leaf has another one, or one was written."""
+        now = Gradients(self._leaves)
+        return not all(map(is_, now._grads, self._grads)) or now._versions != self._versions
 
 
 class Module:
@@ -94,8 +148,9 @@ def key_of(form: Any, tensors: list[Tensor], module: nn.Module, device: torch.de
     same = [*map(id, tensors)]
     given_twice = tuple(map(same.index, same)) if len(set(same)) < len(same) else ()
     return (form, given_twice,
-            *[(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
+            *[(type(t), t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
             torch.is_grad_enabled(), module.training, torch.is_autocast_enabled(device.type),
-            torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
-            torch.get_default_dtype(),
+            settings(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(),
+            torch.get_default_device() if _function_modes() else None,
+            bool(parametrize._cache_enabled),
             config.epoch if config is not None else 0)

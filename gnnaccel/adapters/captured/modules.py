@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gnnaccel.adapters.captured import counts, graphs, threads, values
-from gnnaccel.adapters.captured.kinds import Call, Kind, Module, entries, key_of
+from gnnaccel.adapters.captured import counts, graphs, host, threads, values
+from gnnaccel.adapters.captured.kinds import SMALL, Call, Kind, Module, entries, key_of
 from gnnaccel.adapters.captured.reads import Reads
-from gnnaccel.adapters.captured.state import Snapshot, random_state, waits
+from gnnaccel.adapters.captured.state import Snapshot
 from gnnaccel.adapters.captured.values import Unknown
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
@@ -139,7 +139,7 @@ def _routed(native: Callable, module: nn.Module, entry: Module, args: tuple, kwa
     if kind.captured is not None:
         if kind.repeats(tensors) and kind.stands():
             entry.calls = 0
-            if kind.captured.free():
+            if kind.captured.free(tensors) and kind.strange(tensors):
                 counts.counted(type(module).__name__)
                 return kind.captured.replay(tensors)
             return native(module, *args, **kwargs)
@@ -173,10 +173,10 @@ def _watched(native: Callable, module: nn.Module, entry: Module, kind: Kind,
             if kind.tries > _TRIES:
                 raise Unknown("changes in each call")
             reads = Reads(list(module.modules()), (args, kwargs))
-            kind.reads, kind.snapshot = reads, Snapshot([module, *reads.modules], device)
+            kind.notes(Snapshot([module, *reads.modules], device), reads, device)
     except Unknown as problem:
         return _left(native, module, entry, args, kwargs, f"its state: {problem}")
-    if kind.calls < _CALLS:
+    if kind.calls < _CALLS or not kind.strange(tensors):
         return _observed(native, module, entry, kind, given)
     kind.why = _unfit(given)
     if kind.why is None:
@@ -200,17 +200,19 @@ def _watched(native: Callable, module: nn.Module, entry: Module, kind: Kind,
 def _observed(native: Callable, module: nn.Module, entry: Module, kind: Kind,
               given: Call) -> Any:
     """The call's result, run natively and watched: it may not wait for the device, change the
-    module, or draw a random number on the host."""
+    module or gradients, or draw a random number on the host."""
     device = given.device
-    drawn = random_state(device)
+    numbers, grads = host.Numbers(device), kind.gradients(given.tensors)
     held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    with waits(device) as waited:
+    with host.waits(device) as waited:
         out = native(module, *given.args, **given.kwargs)
     why = None
     if waited:
         why = "it waits for the device"
-    elif random_state(device) != drawn:
+    elif numbers.drawn():
         why = "it draws random numbers on the host"
+    elif grads.moved():
+        why = "it goes back through its own results"
     elif not values.same((given.args, given.kwargs), given.form, given.tensors):
         why = "it changes its arguments"
     elif device.type == "cuda":
@@ -258,6 +260,10 @@ def _work(native: Callable, module: nn.Module, kind: Kind, given: Call) -> graph
         with snapshot.replaced(aliases):
             return native(ref(), *args, **kwargs)
 
+    def own(tensors: list[Tensor]) -> Any:
+        args, kwargs = values.together(form, iter(tensors))
+        return native(ref(), *args, **kwargs)
+
     def aside(tensors: list[Tensor], others: dict[Tensor, Tensor]) -> Any:
         if not (snapshot.holds() and reads.holds()):
             raise RuntimeError(
@@ -275,8 +281,9 @@ def _work(native: Callable, module: nn.Module, kind: Kind, given: Call) -> graph
     wanted = [t for t in (*snapshot.parameters, *given.tensors) if t.requires_grad]
     fixed = [t for t, copied in zip(given.tensors, kind.copied)
              if not copied and t.is_floating_point()]
-    read = [t for t in (*snapshot.read, *reads.read) if t.device == given.device]
-    return graphs.Work(call, aside, given.tensors, kind.copied, list(aliases),
+    read = [t for t in (*snapshot.read, *reads.read)
+            if t.device == given.device or t.numel() <= SMALL]
+    return graphs.Work(call, own, aside, given.tensors, kind.copied, list(aliases),
                        list(aliases.values()), snapshot.buffers, [*snapshot.parameters, *fixed],
                        read, given.device, torch.is_grad_enabled() and bool(wanted))
 

@@ -17,22 +17,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gnnaccel.adapters.captured import instructions, values
+from gnnaccel.adapters.captured import instructions, values, world
 from gnnaccel.adapters.captured.state import ASIDE, LIBRARIES, Frozen
 from gnnaccel.adapters.captured.values import Unknown
 
-#: functions that act on the world, or read it, which a replay would not
-_ACTING = frozenset(("print", "input", "open", "exec", "eval", "breakpoint", "globals", "setattr",
-                     "delattr", "__import__"))
-_CHANGING_MODULES = frozenset(("time", "datetime", "logging", "warnings", "io", "socket", "secrets",
-                               "subprocess", "threading", "uuid", "wandb", "tqdm", "importlib"))
-#: names in modules of Python and numpy that stand for the world, or for generators with new seeds
-_OF_THE_WORLD = {"sys": {"modules", "stdout", "stderr", "stdin"}, "os": {"urandom"},
-                 "random": {"Random", "SystemRandom"}, "numpy": {"default_rng", "RandomState"}}
-
-#: functions after which random numbers are the same ones again
-_SEEDING = frozenset(("manual_seed", "manual_seed_all", "fork_rng", "set_rng_state",
-                      "set_rng_state_all", "seed_everything"))
 #: methods that a host calls
 _CALLED = ("forward", "message", "aggregate", "update", "edge_update", "message_and_aggregate",
            "propagate", "reduce", "backward", "setup_context")
@@ -42,18 +30,20 @@ _ASIDE = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__",
                     "__copy__", "__deepcopy__", "__del__", "__dir__"))
 #: functions by which code gets attributes whose names it does not name itself
 _BY_TEXT = frozenset(("getattr", "vars", "__dict__", "attrgetter", "methodcaller", "getattr_static",
-                      "getmembers"))
+                      "getmembers", "__getattribute__"))
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
 class Reads:
-    """Values read. ``frozen``: those that must not change; ``modules``: those read as globals."""
+    """Values read. ``frozen``: those that must not change; ``modules``: those read as globals;
+    ``compares``: whether code may tell one tensor from another."""
 
     def __init__(self, modules: list[nn.Module], arguments: tuple = ()) -> None:
         """Collect the values, for a call with these arguments. Raises Unknown where one cannot be
         compared."""
         self.frozen: list[Any] = []
         self.modules: list[nn.Module] = []
+        self.compares = False
         self._seen: set[Any] = set()
         self._names = set(_CALLED)
         self._members: dict[str, list[type]] = {}
@@ -99,11 +89,11 @@ class Reads:
             for one in (*value.args, *value.keywords.values()):
                 self._held(name, one)
         elif isinstance(value, types.MethodType):
-            if not _is_library(value.__func__.__module__):
+            if not is_library(value.__func__.__module__):
                 raise Unknown(f"{name}, a method of an object")
             self._held(name, value.__self__)
         elif isinstance(value, types.ModuleType):
-            if not _is_library(value.__name__):
+            if not is_library(value.__name__):
                 raise Unknown(f"{name}, the module {value.__name__}")
         elif isinstance(value, type):
             self._class(value)
@@ -123,7 +113,7 @@ class Reads:
     def _class(self, cls: type) -> None:
         """Note a class; its methods and values are read once their names occur somewhere."""
         for base in (*cls.__mro__, *type.mro(type(cls))):
-            if id(base) in self._seen or _is_library(base.__module__):
+            if id(base) in self._seen or is_library(base.__module__):
                 continue
             self._seen.add(id(base))
             self.frozen.append(_Length(vars(base)))
@@ -163,7 +153,7 @@ class Reads:
         elif isinstance(value, types.MemberDescriptorType):
             if issubclass(cls, nn.Module):
                 raise Unknown(f"{whole}, a slot of a module")
-        elif type(value).__module__ == "functools" or not _is_library(type(value).__module__):
+        elif type(value).__module__ == "functools" or not is_library(type(value).__module__):
             raise Unknown(f"{whole}, a descriptor of class {type(value).__qualname__}")
 
     def _function(self, function: types.FunctionType) -> None:
@@ -173,7 +163,7 @@ class Reads:
         if id(function) in self._seen:
             return
         self._seen.add(id(function))
-        if _is_library(function.__globals__.get("__name__")):
+        if is_library(function.__globals__.get("__name__")):
             for cell in function.__closure__ or ():  # a user's functions may be in it
                 if (content := _content(cell)) is not None:
                     self._held(f"the name {function.__name__}", content)
@@ -187,13 +177,18 @@ class Reads:
             raise Unknown(f"{function.__qualname__} reads the attribute {name} of tensors")
         if instructions.moves_without_waiting(code):
             raise Unknown(f"{function.__qualname__} may copy from the host without waiting")
+        if instructions.writes_to_data(code):
+            raise Unknown(f"{function.__qualname__} writes to the data of an argument")
+        self.compares = self.compares or instructions.compares_identities(code)
         for name in instructions.handed_on(code):
             if isinstance(scope.get(name), types.ModuleType):
                 self._held(f"the name {name}", scope[name])
         attributes = {name for inner in instructions.codes(code) for name in inner.co_names}
-        if "register_hook" in attributes:
+        if not attributes.isdisjoint(("register_hook", "retain_grad")):
             raise Unknown(f"{function.__qualname__} registers a hook, which no replay calls")
-        if not attributes.isdisjoint(_SEEDING):
+        if "zero_grad" in attributes:
+            raise Unknown(f"{function.__qualname__} lets go of gradients, which no replay does")
+        if not attributes.isdisjoint(world.SEEDING):
             raise Unknown(f"{function.__qualname__} seeds random numbers, which no replay does")
         self._names |= attributes
         self._named(function, attributes)
@@ -205,7 +200,7 @@ class Reads:
         for name in dict.fromkeys(instructions.globals_of(code)):
             if name in scope:
                 self._value(name, scope[name], lambda name=name: scope[name], attributes)
-            elif name in _ACTING:
+            elif name in world.ACTING or name in ("id", "hash"):  # of a copy these are others
                 raise Unknown(f"{function.__qualname__} calls {name}")
             else:
                 self._library += [(scope, name, None),
@@ -219,10 +214,10 @@ class Reads:
             self._value("a default", value, lambda value=value: value, attributes)
 
     def _value(self, name: str, value: Any, get: Any, attributes: set[str]) -> None:
-        owner = (getattr(value, "__module__", None) or "").lstrip("_").partition(".")[0]
-        if callable(value) and (owner in _CHANGING_MODULES or owner == "builtins"
-                                and getattr(value, "__name__", None) in _ACTING):
+        if callable(value) and world.acts(value):
             raise Unknown(f"the name {name}, which is {value!r}")
+        if value is os.getenv:
+            self.frozen.append(Frozen(lambda: dict(os.environ)))
         if isinstance(value, (operator.attrgetter, operator.methodcaller)):
             raise Unknown(f"the name {name}, which is {value!r}")
         if isinstance(value, types.ModuleType):
@@ -236,26 +231,34 @@ class Reads:
         elif isinstance(value, types.FunctionType):
             self._function(value)
             self.frozen.append(Frozen(get))
-        elif callable(value) and _is_library(getattr(value, "__module__", None)):
+        elif callable(value) and is_library(getattr(value, "__module__", None)):
             self.frozen.append(_Identity(get))
+            for one in getattr(value, "__dict__", {}).values():  # a custom operator has functions
+                for inner in (one, *_members(one)):
+                    if isinstance(inner, types.FunctionType):
+                        self._held(f"the name {name}", inner)
         else:
             self._frozen(f"the name {name}", get)
             self._held(f"the name {name}", value)
 
     def _module(self, module: types.ModuleType, attributes: set[str]) -> None:
         top = module.__name__.partition(".")[0]
-        if top in _CHANGING_MODULES or not attributes.isdisjoint(_OF_THE_WORLD.get(top, ())):
+        if (top in world.CHANGING_MODULES
+            or not attributes.isdisjoint(world.OF_THE_WORLD.get(top, ()))):
             raise Unknown(f"the module {module.__name__}")
-        if module is os and not attributes.isdisjoint(("environ", "getenv")):
+        if top == "torch" and "ops" in attributes:
+            for one in world.operators(attributes):
+                self._value("an operator", one, lambda one=one: one, attributes)
+        if module is os and not attributes.isdisjoint(world.ENVIRONMENT):
             self.frozen.append(Frozen(lambda: dict(os.environ)))
-        library = _is_library(module.__name__)
+        library = is_library(module.__name__)
         for name in {*attributes, "__getattr__"} & vars(module).keys():
             if (id(module), name) in self._seen:
                 continue
             self._seen.add((id(module), name))
             value = vars(module)[name]
             if library and isinstance(value, types.ModuleType):
-                if _is_library(value.__name__) and value.__name__.startswith(f"{top}."):
+                if is_library(value.__name__) and value.__name__.startswith(f"{top}."):
                     self._module(value, attributes)
                 continue
             if library:
@@ -316,12 +319,14 @@ class _Code:
 
     @staticmethod
     def _now(function: types.FunctionType) -> tuple:
-        return (function.__code__, function.__defaults__, function.__kwdefaults__,
+        named = function.__kwdefaults__
+        return (function.__code__, function.__defaults__, named, *(named or {}).values(),
                 len(function.__dict__))  # a small number is one object
 
     def holds(self) -> bool:
         """Whether it is as it was."""
-        return all(map(is_, self._now(self._function), self._parts))
+        now = self._now(self._function)
+        return len(now) == len(self._parts) and all(map(is_, now, self._parts))
 
 
 def _members(value: Any) -> Iterable[Any]:
@@ -329,7 +334,7 @@ def _members(value: Any) -> Iterable[Any]:
     if values.of_data(value) and hasattr(value, "to_dict"):
         value = value.to_dict()
     elif isinstance(value, values.NAMESPACES) or (
-            not _is_library(type(value).__module__) and values.is_object(value)):
+            not is_library(type(value).__module__) and values.is_object(value)):
         value = vars(value)
     if isinstance(value, dict):
         return [*value.values()]
@@ -348,7 +353,7 @@ def _content(cell: Any) -> Any:
         raise Unknown("a variable that is not set yet") from None
 
 
-def _is_library(name: str | None) -> bool:
+def is_library(name: str | None) -> bool:
     """Whether a module of that name belongs to Python or to an installed package."""
     top = (name or "").partition(".")[0]
     file = getattr(sys.modules.get(name or ""), "__file__", None) or ""

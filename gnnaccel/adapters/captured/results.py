@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.captured.reads import is_library
+
 
 class Refused(Exception):
     """The call cannot be captured; the message says why."""
@@ -33,11 +35,42 @@ class Tied:
         self.why: str | None = None
         if any(out.untyped_storage().data_ptr() in memory for out in found):
             self.why = "its result uses the memory of an argument, or of the module"
-        elif len(set(places)) < len(places):
+        elif len(set(places)) < len(places) or _overlap(found):
             self.why = "two of its results use the same memory"
+        elif len(wanted) > 2 and any(_of_the_user(node) for record in records for node in record):
+            # its gradients through two of three are not the sum of those through each
+            self.why = "several results that want gradients, by a torch.autograd.Function"
         elif any(out.grad_fn in record and out.grad_fn is not other.grad_fn
                  for out in wanted for other, record in zip(wanted, records)):
             self.why = "one of its results is computed from another one"
+
+
+def _overlap(found: list[Tensor]) -> bool:
+    """Whether a write to one of these is one to another, too."""
+    seen: dict[int, Tensor] = {}
+    for t in found:
+        if not t.numel():
+            continue
+        memory = t.untyped_storage()
+        size = memory.nbytes() // t.element_size()
+        marks = seen.get(memory.data_ptr())
+        if marks is None:
+            marks = torch.zeros(size, dtype=torch.bool, device=t.device)
+            seen[memory.data_ptr()] = marks
+        elif marks.numel() != size:
+            return True  # numbers of other sizes over one memory
+        once = [1 if step == 0 else n for n, step in zip(t.shape, t.stride())]  # of expanded ones
+        own = marks.as_strided(once, t.stride(), t.storage_offset())
+        if bool(own.any()):
+            return True
+        own.fill_(True)
+    return False
+
+
+def _of_the_user(node: Any) -> bool:
+    """Whether ``node`` is of a Function that belongs to no installed package."""
+    function = getattr(node, "_forward_cls", None)
+    return function is not None and not is_library(function.__module__)
 
 
 def _adds_up(node: Any) -> bool:
@@ -164,9 +197,15 @@ class Backward:
         return [None if at is None else flat[at[0]].as_strided(*at[1:]).data
                 for at in self._places]
 
-    def let_go(self) -> None:
-        """Forget the tensors that only a capture needs."""
-        self._leaves = []
+    def let_go(self, used: list[int]) -> None:
+        """Forget the tensors that only a capture needs, and the leaves that are not ``used``."""
+        self._leaves, self._places = [], [self._places[at] for at in used]
+
+
+def used_of(ways: list[Backward]) -> list[int]:
+    """The leaves that have a gradient by one of these ways."""
+    return [at for at, places in enumerate(zip(*[way._places for way in ways]))
+            if any(place is not None for place in places)]
 
 
 def through(ways: list[Backward], used: list[int], leaves: int) -> list[Tensor | None]:

@@ -11,7 +11,6 @@ import collections
 import contextlib
 import inspect
 import types
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -37,6 +36,8 @@ ASIDE = frozenset((*_TABLES, *_HOOKS, "_non_persistent_buffers_set", "_is_full_b
                     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
                     "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs",
                     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"))
+#: classes of torch whose objects do something that a replay does not
+_ACTING = (torch.Generator, torch.cuda.Event, getattr(torch, "Event", torch.cuda.Event))
 INFERENCE = "a tensor made in inference mode"  # writes to it are not counted
 #: packages whose objects count as unchanging where a module keeps one
 LIBRARIES = ("torch", "torch_geometric", "torch_scatter", "torch_sparse", "torch_cluster", "dgl",
@@ -228,6 +229,10 @@ def _contents(modules: list[nn.Module], root: nn.Module) -> tuple[list[Frozen], 
             elif (isinstance(value, (*_CONTAINERS, *values.NAMESPACES)) or values.of_data(value)
                   or not _of_a_library(value) and values.is_object(value)):
                 frozen.append(Frozen(lambda value=value: value))
+            elif _is_object(value):  # which tensors it holds is compared by `_Attributes`
+                held = [t for view in _inside(name, value) for t in view if isinstance(t, Tensor)]
+                if held:
+                    frozen.append(Frozen(lambda held=held: held))
             elif not _of_a_library(value):
                 raise Unknown(f"the attribute {name}, an object of class "
                               f"{type(value).__module__}.{type(value).__qualname__}")
@@ -261,6 +266,8 @@ def _inside(name: str, value: Any) -> Iterator[Any]:
             continue
         seen.add(id(one))
         view = one if isinstance(one, _CONTAINERS) else vars(one)
+        if isinstance(one, dict):
+            yield one.keys()
         view = view.values() if isinstance(view, dict) else view
         yield view
         if type(one).__module__ == _INSPECTORS:
@@ -276,7 +283,7 @@ def _inside(name: str, value: Any) -> Iterator[Any]:
 
 def _of_a_library(value: Any) -> bool:
     owner = value if callable(value) and _has(value, "__qualname__") else type(value)
-    if owner is torch.Generator or owner.__module__ == "builtins" and owner is type(value):
+    if isinstance(value, _ACTING) or owner.__module__ == "builtins" and owner is type(value):
         return owner in _UNCHANGING
     return (getattr(owner, "__module__", None) or "").partition(".")[0] in LIBRARIES
 
@@ -292,37 +299,3 @@ def _check(parameters: list[nn.Parameter]) -> None:
     devices = {p.device for p in parameters}
     if len(devices) > 1:
         raise Unknown("parameters on several devices")
-
-
-def random_state(device: torch.device) -> tuple:
-    """The states of the generators that code on the host may draw from; not that of ``device``,
-    if it is a GPU, which a CUDA graph moves itself."""
-    import random
-    import sys
-
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None else ()
-    return (torch.get_rng_state().numpy().tobytes() if device.type != "cpu" else b"",
-            random.getstate(), state[0:1], state[1].tobytes() if state else b"", state[2:])
-
-
-@contextlib.contextmanager
-def waits(device: torch.device) -> Iterator[list]:
-    """A block; gives a list that has an entry for each time it waited for the device."""
-    waited: list = []
-    if device.type != "cuda":
-        yield waited
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as messages:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield waited
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-    for one in messages:
-        if "synchronizing CUDA operation" in str(one.message):
-            waited.append(one)
-        elif "Synchronization debug mode" not in str(one.message):
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

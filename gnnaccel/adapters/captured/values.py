@@ -55,7 +55,7 @@ def apart(value: Any, tensors: list[Tensor], within: tuple[int, ...] | None = No
     if kind in (tuple, list):
         return kind, *[apart(one, tensors, within) for one in value]
     if kind is dict:
-        return kind, *[(key, apart(one, tensors, within)) for key, one in value.items()]
+        return kind, *[(_key(key), apart(one, tensors, within)) for key, one in value.items()]
     return _others(value, kind, tensors, within)
 
 
@@ -65,10 +65,10 @@ def _others(value: Any, kind: type, tensors: list[Tensor], within: tuple[int, ..
             return kind, frozenset(value)
     elif isinstance(value, _FUNCTIONS) or isinstance(value, enum.Enum):
         return value
-    elif isinstance(value, tuple):  # a named one
+    elif _is_named(value):
         return kind, *[apart(one, tensors, within) for one in value]
     elif kind is collections.OrderedDict:
-        return kind, *[(key, apart(one, tensors, within)) for key, one in value.items()]
+        return kind, *[(_key(key), apart(one, tensors, within)) for key, one in value.items()]
     elif kind in NAMESPACES:
         return kind, apart(vars(value), tensors, within)
     elif kind is slice:
@@ -80,6 +80,23 @@ def _others(value: Any, kind: type, tensors: list[Tensor], within: tuple[int, ..
             raise Unknown(f"an object of class {kind.__qualname__} that holds itself")
         return kind, apart(vars(value), tensors, (*within, id(value)))
     raise Unknown(f"an object of class {kind.__module__}.{kind.__qualname__}")
+
+
+def _is_named(value: Any) -> bool:
+    """Whether it is a tuple with names, of `collections.namedtuple` or torch's, and no more."""
+    kind = type(value)
+    return (isinstance(value, tuple) and not getattr(value, "__dict__", None)
+            and (hasattr(kind, "_make") or hasattr(kind, "n_sequence_fields")))
+
+
+def _key(key: Any) -> Any:
+    """The key of a dictionary. Raises Unknown where it is found by more than what it says."""
+    if type(key) is tuple:
+        for one in key:
+            _key(one)
+    elif type(key) not in _PLAIN and not isinstance(key, (*_FUNCTIONS, enum.Enum)):
+        raise Unknown(f"a key of class {type(key).__module__}.{type(key).__qualname__}")
+    return key
 
 
 def is_object(value: Any) -> bool:

@@ -262,6 +262,13 @@ def as_read(weight: Tensor, read: Tensor) -> Tensor:
 _setting = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
+def settings() -> tuple:
+    """torch's settings of the precision of products, convolutions and recurrent layers in fp32."""
+    if _setting is not None:
+        return _setting("cuda", "matmul"), _setting("cuda", "conv"), _setting("cuda", "rnn")
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
 def precision() -> str:
     """Precision of fp32 products, "fp32" or "tf32", by torch's own settings."""
     if _setting is not None:

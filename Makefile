@@ -115,7 +115,7 @@ bench:
 
 # setuptools packs whatever an earlier build left in build/lib, old kernels too.
 wheel: $(READY)
-	$(VENV)/bin/python -m gnnaccel.cuda.make_ready $(ARGS)
+	$(VENV)/bin/python -m gnnaccel.cuda.runtime.make_ready $(ARGS)
 	@rm -rf build/lib
 	$(PIP) wheel --no-deps -w dist .
 

@@ -19,11 +19,9 @@ from typing import Any, Literal, overload
 
 from gnnaccel import adapters, env
 from gnnaccel._version import __version__
-from gnnaccel.cuda import probe
-from gnnaccel.dispatch.observe import counters
-from gnnaccel.dispatch.observe import records as dispatch_records
-from gnnaccel.dispatch.policy import config as configs
-from gnnaccel.dispatch.policy import rules
+from gnnaccel.cuda.runtime import probe
+from gnnaccel.dispatch.observe import counters, records as dispatch_records
+from gnnaccel.dispatch.policy import config as configs, rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.errors import OffloadError, UnknownLayerError
 from gnnaccel.profile.sinks import JsonlSink, LoggerSink, RingSink
@@ -198,7 +196,7 @@ def status(*, json: bool = False) -> Status | str:
     and why calls were ``refused``.
     """
     from gnnaccel.adapters.dgl import bridge
-    from gnnaccel.cuda import background, driver
+    from gnnaccel.cuda.runtime import background, driver
 
     seconds, kernels = driver.compile_seconds()
     with _lock:
@@ -278,7 +276,7 @@ def _doubts(config: Config) -> Iterator[str]:
         if wrong is not None:
             yield f"{wrong[0]}, so kernels may not run: {wrong[1]}"
     if config.backend == "cuda":
-        from gnnaccel.cuda import driver
+        from gnnaccel.cuda.runtime import driver
 
         possible, why = driver.available()
         if not possible and not driver.placed():
@@ -374,7 +372,7 @@ def _backend(config: Config | None) -> tuple[str | None, str]:
         return None, "gnnaccel is disabled here"
     if config.backend == "torch":
         return "torch", "chosen by the user"
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
 
     available, text = driver.available()
     return ("cuda" if available else "torch"), text

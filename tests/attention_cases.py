@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.dropout import factors
+from gnnaccel.cuda.traverse.dropout import factors
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs
 from gnnaccel.dispatch.ir.program import Program

@@ -62,7 +62,7 @@ def device(request):
     import torch
     torch.manual_seed(0)
     if request.param == "cuda":
-        from gnnaccel.cuda import driver
+        from gnnaccel.cuda.runtime import driver
         possible, why = driver.available()
         if not possible:
             pytest.skip(why)
@@ -71,7 +71,7 @@ def device(request):
         return
     if shutil.which("g++") is None:
         pytest.skip("the CPU emulation of kernels needs g++")
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from tests.emulation.emulator import EmulatedDriver
     with driver.using(EmulatedDriver()):
         yield torch.device("cpu")
@@ -80,7 +80,7 @@ def device(request):
 @pytest.fixture
 def chunk_edges(monkeypatch):
     """``chunk_edges(n)``: from here on rows of more than n edges are split."""
-    from gnnaccel.cuda import structure
+    from gnnaccel.cuda.structures import structure
     return lambda size: monkeypatch.setattr(structure, "chunk_edges", lambda edges: size)
 
 

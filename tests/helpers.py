@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import nvrtc
+from gnnaccel.cuda.runtime import nvrtc
 from tests.emulation.guards import guarded
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.found_at() is None, reason=nvrtc.MISSING)

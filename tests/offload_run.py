@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 import gnnaccel
-from gnnaccel.cuda.pinned import lasting
+from gnnaccel.cuda.runtime.pinned import lasting
 from gnnaccel.dispatch.offload.near import Near
 from tests.offload import checks
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gnnaccel import adapters, session
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.dispatch.plan import planner
 from gnnaccel.dispatch.policy import config

@@ -27,9 +27,12 @@ from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINConv, HANConv, H
                                 SAGEConv, TransformerConv)
 
 import gnnaccel
-from gnnaccel.cuda import adam, driver, join, pairs, segment_plan, sources, structure
-from gnnaccel.cuda.nvrtc import ARCHITECTURES
-from gnnaccel.cuda.ready import LIST, Text
+from gnnaccel.cuda import adam
+from gnnaccel.cuda.runtime import driver, sources
+from gnnaccel.cuda.runtime.nvrtc import ARCHITECTURES
+from gnnaccel.cuda.runtime.ready import LIST, Text
+from gnnaccel.cuda.segment import segment_plan
+from gnnaccel.cuda.structures import join, pairs, structure
 from gnnaccel.dispatch.plan import compiling, planner
 from tests.emulation.emulator import EmulatedDriver
 from tests.pyg import test_first_run as models

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.observe import counters, records
 from gnnaccel.dispatch.plan import planner

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.adapters import pyg
-from gnnaccel.cuda import nvrtc, sources
+from gnnaccel.cuda.runtime import nvrtc, sources
 from tests.helpers import needs_nvrtc
 from tests.routes import clean, emulated, gpu, one_thread, route  # noqa: F401
 

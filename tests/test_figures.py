@@ -23,7 +23,7 @@ def test_the_figures_are_current():
 
 
 def test_the_lanes_are_those_of_the_layout():
-    from gnnaccel.cuda.launch import layout_for
+    from gnnaccel.cuda.runtime.launch import layout_for
     many, one = layout_for(8, 8), layout_for(1, 64)
     assert (many.vec, many.lh,
             many.hl, many.slots) == (4, 2, 8, 2) and (one.vec, one.lh, one.slots) == (4, 16, 2)

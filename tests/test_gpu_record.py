@@ -23,7 +23,7 @@ def gpu_record():
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    files = {"cuda/src/a.cu": "kernel\n", "cuda/driver.py": "x = 1\n",
+    files = {"cuda/src/a.cu": "kernel\n", "cuda/runtime/driver.py": "x = 1\n",
              "dispatch/plan.py": "y = 2\n", "adapters/pyg/gat.py": "z = 3\n",
              "profile/sink.py": "p\n", "cuda/notes.md": "n\n"}
     for name, text in files.items():
@@ -42,7 +42,7 @@ def write_record(gpu_record, root: Path, **changes) -> Path:
 
 
 @pytest.mark.parametrize("name",
-                         ["cuda/src/a.cu", "cuda/driver.py", "dispatch/plan.py",
+                         ["cuda/src/a.cu", "cuda/runtime/driver.py", "dispatch/plan.py",
                           "adapters/pyg/gat.py"])
 def test_hash_follows_the_content_of_a_source(gpu_record, tree, name):
     before = gpu_record.sources_hash(tree)
@@ -142,7 +142,7 @@ def test_failures_are_run_again(gpu_record, tree, monkeypatch, capsys):
     assert record["counts"] == {"passed": 4, "failed": 1, "skipped": 1}
     assert record["failures"] == ["a"] and record["again"] == ["b"]
     assert "1 GPU tests failed" in gpu_record.complaint(tree, path)
-    (tree / "gnnaccel/cuda/driver.py").write_text("other\n")
+    (tree / "gnnaccel/cuda/runtime/driver.py").write_text("other\n")
     monkeypatch.setattr(pytest, "main", None)
     assert gpu_record.again(path, tree) == 1 and "sources changed" in capsys.readouterr().out
 

@@ -27,17 +27,13 @@ FORBIDDEN = {
                       "gnnaccel.session"),
     "gnnaccel.dispatch": ("gnnaccel.adapters", "gnnaccel.profile", "gnnaccel.session"),
     "gnnaccel.adapters": ("gnnaccel.profile", "gnnaccel.session"),
+    "gnnaccel.adapters.tracing": ("gnnaccel.adapters.pyg", "gnnaccel.adapters.dgl",
+                                  "gnnaccel.adapters.plain"),
     "gnnaccel.adapters.pyg": ("gnnaccel.adapters.dgl",),
     "gnnaccel.adapters.dgl": ("gnnaccel.adapters.pyg",),
     "gnnaccel.errors": ("gnnaccel.cuda", "gnnaccel.dispatch", "gnnaccel.adapters",
                         "gnnaccel.profile", "gnnaccel.session"),
 }
-#: what the hosts share: how a user's message is traced as an expression, which knows no host
-SHARED = tuple(f"gnnaccel.adapters.pyg.propagate.{name}" for name in (
-    "beside", "channels", "expressed", "generated", "guarded", "kept_values", "linear_maps",
-    "message", "named_attributes", "naming", "node_values", "nodes_read", "noted", "pointwise",
-    "pointwise_calls", "row_count", "standins", "straight", "traced", "traced_layer",
-    "traced_modules", "tracing", "untold"))
 
 
 def within(module: str, room: str) -> bool:
@@ -73,13 +69,6 @@ def imports(source: str, module: str, package: bool) -> list[tuple[str, bool, in
     return found
 
 
-def shared(module: str, name: str) -> bool:
-    """Whether an adapter imports what the hosts share, by whatever names it has inside."""
-    around = "gnnaccel.adapters.pyg.propagate"
-    return within(module, "gnnaccel.adapters.dgl.udf") and (
-        name == around or any(within(name, one) for one in SHARED))
-
-
 def violations(source: str, module: str, package: bool = False) -> list[str]:
     wrong = []
     for name, inside, line in imports(source, module, package):
@@ -92,7 +81,7 @@ def violations(source: str, module: str, package: bool = False) -> list[str]:
                     f"{module}:{line} imports {top} at module level; do it inside a function")
         for room, banned in FORBIDDEN.items():
             for ban in banned:
-                if within(module, room) and within(name, ban) and not shared(module, name):
+                if within(module, room) and within(name, ban):
                     wrong.append(f"{module}:{line} imports {name}; {room} may not")
     return wrong
 
@@ -120,10 +109,10 @@ def test_module_keeps_the_import_rule(module, path):
     ("gnnaccel.dispatch.router", "def f():\n    from gnnaccel.profile import sinks"),
     ("gnnaccel.dispatch.router", "from .. import profile"),
     ("gnnaccel.dispatch.router", "from ..session import enable"),
-    ("gnnaccel.cuda.driver", "import cupy"),
-    ("gnnaccel.cuda.driver", "if True:\n    from cupy import RawModule"),
-    ("gnnaccel.cuda.driver", "from gnnaccel.dispatch.ir import program"),
-    ("gnnaccel.cuda.driver", "from gnnaccel import adapters"),
+    ("gnnaccel.cuda.runtime.driver", "import cupy"),
+    ("gnnaccel.cuda.runtime.driver", "if True:\n    from cupy import RawModule"),
+    ("gnnaccel.cuda.runtime.driver", "from gnnaccel.dispatch.ir import program"),
+    ("gnnaccel.cuda.runtime.driver", "from gnnaccel import adapters"),
     ("gnnaccel.adapters.patching", "def f():\n    import torch_geometric"),
     ("gnnaccel.adapters.pyg.layers.gat", "from torch_geometric.nn import GATConv"),
     ("gnnaccel.adapters.pyg.layers.gat", "class A:\n    import torch_geometric"),
@@ -131,7 +120,8 @@ def test_module_keeps_the_import_rule(module, path):
     ("gnnaccel.adapters.dgl", "from gnnaccel.adapters import pyg"),
     ("gnnaccel.adapters.dgl.udf.memory", "from gnnaccel.adapters.pyg.propagate import reading"),
     ("gnnaccel.adapters.dgl.udf.memory", "from gnnaccel.adapters.pyg import guards"),
-    ("gnnaccel.adapters.dgl.ops.calls", "from gnnaccel.adapters.pyg.propagate import tracing"),
+    ("gnnaccel.adapters.tracing.tracing", "from gnnaccel.adapters.pyg import guards"),
+    ("gnnaccel.adapters.tracing.tracing", "def f():\n    import torch_geometric"),
     ("gnnaccel.adapters.pyg.layers.gat", "import gnnaccel.profile.sinks"),
     ("gnnaccel.profile.bench", "def f():\n    import torch_geometric"),
     ("gnnaccel.session", "def f():\n    import dgl"),
@@ -143,13 +133,13 @@ def test_the_check_sees_a_violation(module, source):
 @pytest.mark.parametrize("module, source, package", [
     ("gnnaccel.dispatch.router", "from gnnaccel.cuda import driver\nimport torch", False),
     ("gnnaccel.dispatch", "from .graph import GraphView", True),
-    ("gnnaccel.cuda.driver", "def f():\n    import cupy", False),
+    ("gnnaccel.cuda.runtime.driver", "def f():\n    import cupy", False),
     ("gnnaccel.adapters.pyg", "def f():\n    from torch_geometric.nn import GATConv", True),
     ("gnnaccel.adapters.pyg.layers.gat",
      "from gnnaccel.dispatch import router\nfrom ..patching import PatchSet", False),
     ("gnnaccel.adapters.dgl", "def f():\n    import dgl", True),
     ("gnnaccel.adapters.dgl.udf.memory",
-     "from gnnaccel.adapters.pyg.propagate.tracing import looks", False),
+     "from gnnaccel.adapters.tracing.tracing import looks", False),
     ("gnnaccel.profile.bench",
      "from gnnaccel.adapters.pyg import bench\nfrom gnnaccel import session", False),
 ])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import adam as of_adam
 
 import gnnaccel
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 
 OPTIONS = [
     (torch.optim.Adam, {}), (torch.optim.Adam, dict(weight_decay=0.1, betas=(0.8, 0.9))),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.graph.joining import Range
 from gnnaccel.dispatch.relational import view

@@ -19,7 +19,7 @@ from gnnaccel import adapters
 from gnnaccel.adapters.guards import DICTS, ORDINARY, context_reason
 from gnnaccel.adapters.own import home
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.ops import route
 from gnnaccel.dispatch.ops.call import Kernel, OpCall

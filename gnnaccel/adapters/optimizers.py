@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import adam as kernel
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda.runtime import capture, driver
 from gnnaccel.dispatch.graph.tensor_ref import Places
 from gnnaccel.dispatch.ops import route
 from gnnaccel.dispatch.ops.call import Kernel, OpCall

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gnnaccel.adapters import guards, linear
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.ops import route
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.policy.config import Config, current
@@ -149,13 +149,13 @@ class _Options(types.SimpleNamespace):
     """Options of a module. One that is no plain number or text is unknown."""
 
     def __getattr__(self, name: str) -> Any:
-        from gnnaccel.adapters.pyg.propagate.standins import Unseen
+        from gnnaccel.adapters.tracing.rows.standins import Unseen
         raise Unseen
 
 
 def _functions() -> tuple:
     """The functions that the modules call: users may replace them."""
-    from gnnaccel.adapters.pyg.propagate.traced_modules import functions
+    from gnnaccel.adapters.tracing.layer.traced_modules import functions
     return functions()
 
 
@@ -163,11 +163,11 @@ def _functions() -> tuple:
 def pointwise(kinds: tuple, functions: tuple, k: int, n: int) -> Pointwise | None:
     """The function that modules of such ``kinds`` are together, for kernels that map its k columns
     to n; None where they have none. ``functions``: of which they are made."""
-    from gnnaccel.adapters.pyg.propagate import traced_modules
-    from gnnaccel.adapters.pyg.propagate.linear_maps import pointwise_of
-    from gnnaccel.adapters.pyg.propagate.pointwise import Rows
-    from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-    from gnnaccel.adapters.pyg.propagate.standins import Unseen
+    from gnnaccel.adapters.tracing.layer import traced_modules
+    from gnnaccel.adapters.tracing.rows.linear_maps import pointwise_of
+    from gnnaccel.adapters.tracing.rows.pointwise import Rows
+    from gnnaccel.adapters.tracing.rows.row_count import ROWS
+    from gnnaccel.adapters.tracing.rows.standins import Unseen
     from gnnaccel.dispatch.generated.tree import Call, Leaf, leaves
 
     if not traced_modules.are_torchs(functions):

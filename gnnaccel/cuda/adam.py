@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import Kernels, sent
+from gnnaccel.cuda.runtime.launch import Kernels, sent
 
 _KERNELS = Kernels("adam", (("FMAD", "0"),))
 _GIVEN = 16  # gradients whose addresses are arguments; those of more are sent

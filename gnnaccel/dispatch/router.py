@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph import ledger as ledgers
 from gnnaccel.dispatch.graph.tensor_ref import unversioned
 from gnnaccel.dispatch.graph.view import GraphView
@@ -26,8 +26,7 @@ from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config, current
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.quantized import attention as quantized
-from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.quantized import attention as quantized, settings
 from gnnaccel.dispatch.relational.request import RelationalCall, RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.run import attention
 from gnnaccel.dispatch.run.autograd import checkpointed

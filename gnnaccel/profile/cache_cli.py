@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from gnnaccel import store
-from gnnaccel.cuda import probe
+from gnnaccel.cuda.runtime import probe
 from gnnaccel.dispatch.policy import calibration, tuned
 from gnnaccel.errors import GnnaccelError
 

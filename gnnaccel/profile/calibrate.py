@@ -39,7 +39,7 @@ def measure(device: Any, sizes: Sizes, l2: int, repeats: int = 5,
     over batches of ``batch_ms``."""
     import torch
 
-    from gnnaccel.cuda import head_dot
+    from gnnaccel.cuda.traverse import head_dot
     from gnnaccel.profile.bench import timing
 
     effort = timing.Effort(batches=5, batch_ms=batch_ms, seconds=0.5)
@@ -68,7 +68,7 @@ def _gathered(device: Any, rows: int, edges: int, seconds) -> float:
     edges."""
     import torch
 
-    from gnnaccel.cuda.gather import row_gather
+    from gnnaccel.cuda.traverse.gather import row_gather
     from gnnaccel.dispatch.graph.view import GraphView
 
     generator = torch.Generator(device).manual_seed(0)
@@ -92,7 +92,7 @@ def add_parser(commands) -> None:
 def run(options, arguments: list[str]) -> int:
     """Measure torch's current GPU, print and keep it. 2 without a GPU; 1 when the numbers cannot be
     believed or kept."""
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
 
     ready, why = driver.available()
     if not ready:
@@ -101,7 +101,7 @@ def run(options, arguments: list[str]) -> int:
         return 2
     import torch
 
-    from gnnaccel.cuda import probe
+    from gnnaccel.cuda.runtime import probe
 
     device = torch.device("cuda", torch.cuda.current_device())
     about = probe.devices()[device.index]
@@ -142,7 +142,7 @@ def keep(name: str, ceilings: dict[str, float], options) -> int:
 def versions() -> dict[str, str | None]:
     """What the numbers may depend on."""
     from gnnaccel import session
-    from gnnaccel.cuda import probe
+    from gnnaccel.cuda.runtime import probe
 
     found = session.status()["versions"]
     return {"torch": found["torch"], "cupy": found["cupy"], "driver": probe.driver_text()}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.structure import chunk_edges
+from gnnaccel.cuda.structures.structure import chunk_edges
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap, unversioned
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.observe.records import Record

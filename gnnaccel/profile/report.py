@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.observe import counters, exchanges, watch
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.dispatch.observe.watch import Run, Visit

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from gnnaccel.cuda import driver, sources
+from gnnaccel.cuda.runtime import driver, sources
 from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.profile.log import summary
 

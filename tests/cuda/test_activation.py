@@ -5,12 +5,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gnnaccel.cuda import mlp, nvrtc, segment_backward, segment_direct, sources
-from gnnaccel.cuda.activation import Activation, family
-from gnnaccel.cuda.expression import Expression, Input, Step
-from gnnaccel.cuda.segment_backward import gradients
-from gnnaccel.cuda.segment_gemm import multiply
-from gnnaccel.cuda.segment_plan import Segments
+from gnnaccel.cuda.messages import mlp
+from gnnaccel.cuda.messages.expression import Expression, Input, Step
+from gnnaccel.cuda.runtime import nvrtc, sources
+from gnnaccel.cuda.segment import segment_backward, segment_direct
+from gnnaccel.cuda.segment.segment_backward import gradients
+from gnnaccel.cuda.segment.segment_gemm import multiply
+from gnnaccel.cuda.segment.segment_plan import Segments
+from gnnaccel.cuda.traverse.activation import Activation, family
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Number, expression
 from gnnaccel.dispatch.run.skinny_matmul import Pointwise
 from tests.helpers import assert_accurate, needs_nvrtc

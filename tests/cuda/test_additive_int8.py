@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive, additive_backward, quantize
-from gnnaccel.cuda.dropout import OFF, draw
-from gnnaccel.cuda.quantize import Int8Rows, bf16_rows, int8_rows
+from gnnaccel.cuda.attention import additive, additive_backward
+from gnnaccel.cuda.int8 import quantize
+from gnnaccel.cuda.int8.quantize import Int8Rows, bf16_rows, int8_rows
+from gnnaccel.cuda.traverse.dropout import OFF, draw
 from tests.attention_cases import Problem, by_torch, graph, terms
 from tests.emulation.orders import in_any_order
 from tests.helpers import FLOOR, assert_accurate, on_devices, relative

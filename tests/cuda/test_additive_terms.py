@@ -71,7 +71,7 @@ def test_terms_made_of_the_rows_are_gat(device):
 
 def test_the_kernels_prepared_are_those_that_run(device, monkeypatch):
     """No inner products with attention vectors are compiled for terms."""
-    from gnnaccel.cuda import head_dot
+    from gnnaccel.cuda.traverse import head_dot
     problem = terms(graph(device), 3, 5)
     monkeypatch.setattr(head_dot, "kernels", lambda *args: pytest.fail("head_dot is not needed"))
     monkeypatch.setattr(head_dot, "dot", lambda *args: pytest.fail("head_dot is not needed"))

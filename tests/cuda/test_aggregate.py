@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import aggregate
-from gnnaccel.cuda.aggregate import Variant, edge_dot, factored, forward, variant
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.structures.structure import Rows
+from gnnaccel.cuda.traverse import aggregate
+from gnnaccel.cuda.traverse.aggregate import Variant, edge_dot, factored, forward, variant
 from gnnaccel.dispatch.graph.view import GraphView
 from tests.attention_cases import SIZES, graph
 from tests.emulation.orders import in_any_order

@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import aggregate
-from gnnaccel.cuda.aggregate import _made as made
-from gnnaccel.cuda.aggregate import total
+from gnnaccel.cuda.traverse import aggregate
+from gnnaccel.cuda.traverse.aggregate import _made as made, total
 from tests.attention_cases import graph
 from tests.cuda.test_aggregate import make, run
 from tests.helpers import ROUNDING, relative, same_bits

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gnnaccel.cuda.aggregate import edge_dot, factored, variant
-from gnnaccel.cuda.launch import MAX_WIDTH
+from gnnaccel.cuda.runtime.launch import MAX_WIDTH
+from gnnaccel.cuda.traverse.aggregate import edge_dot, factored, variant
 from tests.attention_cases import graph
 from tests.cuda.test_aggregate import make, run
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import aggregate, quantize
-from gnnaccel.cuda.aggregate import edge_dot, forward, variant
-from gnnaccel.cuda.quantize import Int8Rows, bf16_rows, int8_rows
+from gnnaccel.cuda.int8 import quantize
+from gnnaccel.cuda.int8.quantize import Int8Rows, bf16_rows, int8_rows
+from gnnaccel.cuda.traverse import aggregate
+from gnnaccel.cuda.traverse.aggregate import edge_dot, forward, variant
 from tests.attention_cases import graph
 from tests.cuda.test_aggregate import Sum, by_torch, dots_by_torch, left_of, make
 from tests.emulation.orders import in_any_order

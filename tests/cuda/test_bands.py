@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gnnaccel.cuda import additive as additive_kernels
-from gnnaccel.cuda import aggregate, bands
-from gnnaccel.cuda import pairwise as pairwise_kernels
+from gnnaccel.cuda.attention import additive as additive_kernels, pairwise as pairwise_kernels
+from gnnaccel.cuda.structures import bands
+from gnnaccel.cuda.traverse import aggregate
 from tests.attention_cases import additive, check, graph, pairwise
 from tests.cuda import test_aggregate as sums
 from tests.helpers import on_devices

@@ -4,8 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import blend_grad as module
-from gnnaccel.cuda.blend_grad import blend_grad
+from gnnaccel.cuda.attention import blend_grad as module
+from gnnaccel.cuda.attention.blend_grad import blend_grad
 from tests.cuda.test_segment_gemm import LENGTHS, make_segments
 from tests.helpers import assert_accurate, relative, same_bits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda.column_sum import column_sum
+from gnnaccel.cuda.traverse.column_sum import column_sum
 from tests.helpers import assert_accurate, on_devices, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")

@@ -5,8 +5,8 @@ import ctypes
 
 import pytest
 
-from gnnaccel.cuda import nvrtc, sources
-from gnnaccel.cuda.nvrtc import ARCHITECTURES
+from gnnaccel.cuda.runtime import nvrtc, sources
+from gnnaccel.cuda.runtime.nvrtc import ARCHITECTURES
 from tests.cuda import variants
 from tests.helpers import needs_nvrtc
 

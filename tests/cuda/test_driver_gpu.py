@@ -1,4 +1,4 @@
-"""gnnaccel.cuda.cupy_driver on a GPU: what a kernel receives, from several threads, streams and
+"""gnnaccel.cuda.runtime.cupy_driver on a GPU: what a kernel receives, from several threads, streams and
 devices."""
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.cuda import cupy_driver, driver
+from gnnaccel.cuda.runtime import cupy_driver, driver
 
 pytestmark = [pytest.mark.gpu,
               pytest.mark.skipif(not driver.available()[0], reason=driver.available()[1])]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.cuda.dropout import OFF, Dropout, draw, factors
+from gnnaccel.cuda.traverse.dropout import OFF, Dropout, draw, factors
 
 pytestmark = pytest.mark.usefixtures("poison")
 

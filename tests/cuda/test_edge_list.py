@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnnaccel.cuda import edge_list
+from gnnaccel.cuda.traverse import edge_list
 from tests.helpers import assert_accurate, on_devices, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")

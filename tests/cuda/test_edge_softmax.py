@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import edge_softmax
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.structures.structure import Rows
+from gnnaccel.cuda.traverse import edge_softmax
 from tests.attention_cases import graph
 from tests.emulation.orders import in_any_order
 from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices

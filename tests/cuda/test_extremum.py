@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import extremum
-from gnnaccel.cuda.extremum import Variant, variant
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.structures.structure import Rows
+from gnnaccel.cuda.traverse import extremum
+from gnnaccel.cuda.traverse.extremum import Variant, variant
 from tests.attention_cases import SIZES, graph
 from tests.emulation.orders import in_any_order
 from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices

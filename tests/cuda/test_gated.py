@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import gated
+from gnnaccel.cuda.traverse import gated
 from tests.attention_cases import graph
 from tests.emulation.orders import in_any_order
 from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices

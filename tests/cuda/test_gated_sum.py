@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import gated_sum
-from gnnaccel.cuda.gated_sum import Operands
+from gnnaccel.cuda.traverse import gated_sum
+from gnnaccel.cuda.traverse.gated_sum import Operands
 from tests.attention_cases import graph
 from tests.emulation.orders import in_any_order
 from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda.gather import row_gather
+from gnnaccel.cuda.traverse.gather import row_gather
 from tests.attention_cases import graph
 from tests.helpers import assert_accurate, on_devices
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import pytest
 
-from gnnaccel.cuda import generated, generated_attention, message_text, nvrtc, sources
-from gnnaccel.cuda.expression import CHANNEL_SUM, OPERATIONS, Expression, Input, Step
+from gnnaccel.cuda.messages import generated, generated_attention, message_text
+from gnnaccel.cuda.messages.expression import CHANNEL_SUM, OPERATIONS, Expression, Input, Step
+from gnnaccel.cuda.runtime import nvrtc, sources
 from tests.helpers import needs_nvrtc
 
 pytestmark = needs_nvrtc

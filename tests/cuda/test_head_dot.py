@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import head_dot
+from gnnaccel.cuda.traverse import head_dot
 from tests.attention_cases import SIZES
 from tests.helpers import assert_accurate, on_devices, same_bits
 

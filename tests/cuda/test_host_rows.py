@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import host_rows
+from gnnaccel.cuda.traverse import host_rows
 from tests.helpers import on_devices, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
-from gnnaccel.cuda.int8_gemm import MAX_INT8, product
-from gnnaccel.cuda.quantize import Int8Rows, int8_rows
+from gnnaccel.cuda.int8.int8_gemm import MAX_INT8, product
+from gnnaccel.cuda.int8.quantize import Int8Rows, int8_rows
+from gnnaccel.cuda.runtime import driver
 from tests.emulation.emulator import EmulatedDriver
 from tests.helpers import on_devices, relative, same_bits
 

@@ -8,8 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnnaccel.cuda import driver, join
-from gnnaccel.cuda.join import Range
+from gnnaccel.cuda.runtime import driver
+from gnnaccel.cuda.structures import join
+from gnnaccel.cuda.structures.join import Range
 from tests.helpers import on_devices
 
 pytestmark = pytest.mark.usefixtures("poison")

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from gnnaccel.cuda.launch import MAX_WIDTH, WARPS, grid, layout_for
+from gnnaccel.cuda.runtime.launch import MAX_WIDTH, WARPS, grid, layout_for
 
 SHARED = 48 * 1024
 WIDTHS = [*range(1, 66), *range(66, 512, 13), 72, 80, 96, 100, 112, 128, 160, 192, 200, 256, 300,

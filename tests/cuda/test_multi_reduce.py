@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.multi_reduce import REDUCES, Variant, forward, variant
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.structures.structure import Rows
+from gnnaccel.cuda.traverse.multi_reduce import REDUCES, Variant, forward, variant
 from tests.attention_cases import SIZES, graph
 from tests.emulation.orders import in_any_order
 from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, same_bits

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import multi_reduce_backward as backward
-from gnnaccel.cuda.multi_reduce import REDUCES, Reduced, Variant, forward, variant
+from gnnaccel.cuda.traverse import multi_reduce_backward as backward
+from gnnaccel.cuda.traverse.multi_reduce import REDUCES, Reduced, Variant, forward, variant
 from gnnaccel.dispatch.graph.view import GraphView
 from tests.attention_cases import SIZES, graph
 from tests.cuda.test_multi_reduce import SETS, WEIGHTS, by_torch, made, reduced

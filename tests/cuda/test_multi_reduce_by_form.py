@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import multi_reduce, multi_reduce_backward
-from gnnaccel.cuda.launch import dense
-from gnnaccel.cuda.multi_reduce import Reduced, reduced, variant_of
-from gnnaccel.cuda.multi_reduce_backward import gradient
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.traverse import multi_reduce, multi_reduce_backward
+from gnnaccel.cuda.traverse.multi_reduce import Reduced, reduced, variant_of
+from gnnaccel.cuda.traverse.multi_reduce_backward import gradient
 from tests.attention_cases import graph
 from tests.helpers import same_bits
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import edge_softmax
+from gnnaccel.cuda.traverse import edge_softmax
 from gnnaccel.dispatch.graph.view import GraphView
 from tests.attention_cases import Problem, additive, by_kernels, by_torch, pairwise, terms
 from tests.helpers import on_devices, relative

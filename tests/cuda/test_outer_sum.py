@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import outer_sum
+from gnnaccel.cuda.traverse import outer_sum
 from tests.attention_cases import graph
 from tests.emulation.orders import in_any_order
 from tests.helpers import assert_accurate, forget_report, on_devices, same_bits

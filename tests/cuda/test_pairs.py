@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnnaccel.cuda import pairs
+from gnnaccel.cuda.structures import pairs
 from gnnaccel.dispatch.relational.pairs import pairs_of
 
 pytestmark = pytest.mark.usefixtures("poison")

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda.pairwise import SCORES
+from gnnaccel.cuda.attention.pairwise import SCORES
 from tests.attention_cases import SIZES, by_kernels, by_torch, check, graph, pairwise
 from tests.emulation.orders import in_any_order
 from tests.helpers import assert_accurate, forget_report, on_devices, same_bits

@@ -4,11 +4,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import pairwise as launchers
-from gnnaccel.cuda.pairwise import SCORES
+from gnnaccel.cuda.attention import pairwise as launchers
+from gnnaccel.cuda.attention.pairwise import SCORES
 from gnnaccel.dispatch.graph import view as graph_module
-from gnnaccel.dispatch.run import attention
-from gnnaccel.dispatch.run import attention_families as families
+from gnnaccel.dispatch.run import attention, attention_families as families
 from gnnaccel.dispatch.run.attention_families import keeps_scores, side_by_side
 from tests.attention_cases import (SIZES, by_kernels, by_torch, check, check_average, graph,
                                    pairwise, pairwise_vectors)

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from gnnaccel.cuda import pinned
+from gnnaccel.cuda.runtime import pinned
 
 
 class Host:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import quantize
-from gnnaccel.cuda.quantize import Int8Rows, bf16_rows, int8_rows, stride
+from gnnaccel.cuda.int8 import quantize
+from gnnaccel.cuda.int8.quantize import Int8Rows, bf16_rows, int8_rows, stride
 from tests.helpers import on_devices, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")

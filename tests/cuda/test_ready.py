@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.cuda import driver, make_ready, nvrtc, ready, sources
-from gnnaccel.cuda.cupy_driver import CupyDriver
+from gnnaccel.cuda.runtime import driver, make_ready, nvrtc, ready, sources
+from gnnaccel.cuda.runtime.cupy_driver import CupyDriver
 from gnnaccel.dispatch.plan import planner
 from tests.emulation.test_driver import FakeCuda
 from tests.helpers import needs_nvrtc

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import sddmm
+from gnnaccel.cuda.traverse import sddmm
 from tests.helpers import on_devices, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")

@@ -7,10 +7,11 @@ import itertools
 import pytest
 import torch
 
-from gnnaccel.cuda import driver, segment_backward, segment_plan
-from gnnaccel.cuda.segment_backward import backward, gradients, plans
-from gnnaccel.cuda.segment_gemm import multiply
-from gnnaccel.cuda.segment_plan import precision_of
+from gnnaccel.cuda.runtime import driver
+from gnnaccel.cuda.segment import segment_backward, segment_plan
+from gnnaccel.cuda.segment.segment_backward import backward, gradients, plans
+from gnnaccel.cuda.segment.segment_gemm import multiply
+from gnnaccel.cuda.segment.segment_plan import precision_of
 from tests.cuda import test_segment_gemm as products
 from tests.cuda import test_segment_gemm_grad as sums_of_products
 from tests.cuda.test_segment_gemm import LENGTHS, make_segments

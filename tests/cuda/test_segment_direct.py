@@ -6,9 +6,9 @@ import dataclasses
 import pytest
 import torch
 
-from gnnaccel.cuda import segment_direct, segment_gemm
-from gnnaccel.cuda.segment_direct import depth_of, direct_plan, grid, store_width
-from gnnaccel.cuda.segment_gemm import multiply
+from gnnaccel.cuda.segment import segment_direct, segment_gemm
+from gnnaccel.cuda.segment.segment_direct import depth_of, direct_plan, grid, store_width
+from gnnaccel.cuda.segment.segment_gemm import multiply
 from tests.cuda.test_segment_gemm import DIRECT as LENGTHS
 from tests.cuda.test_segment_gemm import direct_alone, judge, make, reference
 from tests.emulation.orders import again

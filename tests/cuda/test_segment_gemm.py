@@ -4,8 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import segment_gemm, segment_plan
-from gnnaccel.cuda.segment_gemm import Segments, multiply
+from gnnaccel.cuda.segment import segment_gemm, segment_plan
+from gnnaccel.cuda.segment.segment_gemm import Segments, multiply
 from tests.emulation.orders import again
 from tests.helpers import ROUNDING, assert_accurate, on_devices, relative, same_bits
 

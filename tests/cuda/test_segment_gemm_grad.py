@@ -4,8 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import segment_plan
-from gnnaccel.cuda.segment_gemm_grad import weight_grad, weight_grad_and_sums
+from gnnaccel.cuda.segment import segment_plan
+from gnnaccel.cuda.segment.segment_gemm_grad import weight_grad, weight_grad_and_sums
 from tests.cuda.test_segment_gemm import LENGTHS, make_segments
 from tests.emulation.orders import again
 from tests.helpers import assert_accurate, on_devices, relative, same_bits

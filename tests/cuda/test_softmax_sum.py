@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import softmax_sum
-from gnnaccel.cuda.softmax_sum import Messages
+from gnnaccel.cuda.traverse import softmax_sum
+from gnnaccel.cuda.traverse.softmax_sum import Messages
 from tests.attention_cases import graph
 from tests.emulation.orders import in_any_order
 from tests.helpers import (FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, relative,

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnnaccel.cuda import reports
-from gnnaccel.cuda import structure as counting
+from gnnaccel.cuda.runtime import reports
+from gnnaccel.cuda.structures import structure as counting
 from gnnaccel.dispatch.graph import structure as sorting
 from tests.attention_cases import skewed_edges
 from tests.helpers import forget_report

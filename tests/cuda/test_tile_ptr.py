@@ -4,9 +4,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import segment_plan
-from gnnaccel.cuda.segment_plan import Segments
-from gnnaccel.cuda.tile_ptr import _MOST, HEIGHTS, tile_ptr
+from gnnaccel.cuda.segment import segment_plan
+from gnnaccel.cuda.segment.segment_plan import Segments
+from gnnaccel.cuda.structures.tile_ptr import _MOST, HEIGHTS, tile_ptr
 
 pytestmark = pytest.mark.usefixtures("poison")
 

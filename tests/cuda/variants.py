@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, gated_sum,
-                           host_rows, int8_gemm, multi_reduce, multi_reduce_backward, outer_sum,
-                           pairwise, quantize, rectified, sddmm, segment_backward, segment_direct,
-                           segment_gemm, segment_gemm_grad, softmax_sum)
-from gnnaccel.cuda.launch import TYPES, layout_for
-from gnnaccel.cuda.segment_plan import grad_plan, product_plan
+from gnnaccel.cuda.attention import additive, pairwise
+from gnnaccel.cuda.int8 import int8_gemm, quantize
+from gnnaccel.cuda.runtime.launch import TYPES, layout_for
+from gnnaccel.cuda.segment import segment_backward, segment_direct, segment_gemm, segment_gemm_grad
+from gnnaccel.cuda.segment.segment_plan import grad_plan, product_plan
+from gnnaccel.cuda.traverse import (aggregate, edge_list, edge_softmax, extremum, gated, gated_sum,
+                                    host_rows, multi_reduce, multi_reduce_backward, outer_sum,
+                                    rectified, sddmm, softmax_sum)
 
 _SIZES = ((8, 8), (1, 47), (3, 512))
 _TYPES = ((torch.float32, torch.float32), (torch.bfloat16, torch.float32),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.cuda.driver import using
+from gnnaccel.cuda.runtime.driver import using
 from gnnaccel.dispatch.ops import route
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy.reasons import reason

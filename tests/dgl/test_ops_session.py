@@ -174,7 +174,7 @@ def inputs_on_cpu():
 
 
 def test_kernels_that_do_not_compile(emulated, inputs_on_cpu, monkeypatch):
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from gnnaccel.dispatch.plan import compiling
 
     def refuse(*args):

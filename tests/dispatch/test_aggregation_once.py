@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.cuda import edge_list
+from gnnaccel.cuda.traverse import edge_list
 from gnnaccel.dispatch.graph import cache, ledger
 from gnnaccel.dispatch.ops import (aggregation, aggregation_cost, aggregation_cuda,
                                    aggregation_once, aggregation_route)

@@ -13,7 +13,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
-from gnnaccel.cuda import background, driver, structure
+from gnnaccel.cuda.runtime import background, driver
+from gnnaccel.cuda.structures import structure
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy import config as configs
 

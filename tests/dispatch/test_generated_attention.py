@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda.expression import Expression, Input, Step
+from gnnaccel.cuda.messages.expression import Expression, Input, Step
 from gnnaccel.dispatch.generated import messages
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops.graph import OpGraph

@@ -4,8 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import generated, message_text
-from gnnaccel.cuda.expression import OPERATIONS, Expression, Input, Operation, Step
+from gnnaccel.cuda.messages import generated, message_text
+from gnnaccel.cuda.messages.expression import OPERATIONS, Expression, Input, Operation, Step
 from gnnaccel.dispatch.generated import messages, tree
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops.graph import OpGraph

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.errors import GraphError
 from tests.attention_cases import skewed_edges

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnnaccel
 from gnnaccel.adapters.layout import Layout, Part
-from gnnaccel.cuda import driver
-from gnnaccel.cuda import join as cuda_join
+from gnnaccel.cuda.runtime import driver
+from gnnaccel.cuda.structures import join as cuda_join
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays
 from gnnaccel.dispatch.graph.joining import JoinedView, Range

@@ -109,7 +109,7 @@ def test_rows_of_edges_that_do_not_fit():
        width=st.sampled_from([1, 3, 8]), hub=st.booleans(), seed=st.integers(0, 99))
 def test_ugly_graphs(src, dst, edges, width, hub, seed):
     assume(src * width >= 8)  # of a few numbers all may be what is left of larger ones
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from tests.emulation.emulator import EmulatedDriver
     torch.manual_seed(seed)
     ends = torch.stack([torch.randint(0, src, (edges,)), torch.randint(0, dst, (edges,))])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.ops import gated_sums, neighbours
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.plain import in_degrees

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.ir import attention_programs
 from gnnaccel.dispatch.plan import cost, planner
 from gnnaccel.dispatch.plan.request import EXPECTED, Request

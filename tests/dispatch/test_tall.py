@@ -8,8 +8,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 
-from gnnaccel.cuda import mlp, segment_gemm
-from gnnaccel.cuda.segment_plan import Segments
+from gnnaccel.cuda.messages import mlp
+from gnnaccel.cuda.segment import segment_gemm
+from gnnaccel.cuda.segment.segment_plan import Segments
 from gnnaccel.dispatch.run import skinny_matmul
 from tests.helpers import assert_accurate, relative
 from tests.pyg import graphs

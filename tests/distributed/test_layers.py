@@ -34,7 +34,7 @@ def run_all(rank, world, folder, enabled, names):
 
 def run_by_kernels(rank, world, folder, names):
     import gnnaccel
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from tests.emulation.emulator import EmulatedDriver
 
     with driver.using(EmulatedDriver()):

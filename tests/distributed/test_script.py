@@ -183,7 +183,7 @@ def test_every_layer_is_divided():
 def by_kernels(rank, world):
     import gnnaccel
     from gnnaccel.adapters.pyg.distributed import script
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from tests.emulation.emulator import EmulatedDriver
 
     gnnaccel.reset_stats()

@@ -1,6 +1,6 @@
 """A driver that runs the package's own ``.cu`` files on the CPU, for tests.
 
-`EmulatedDriver` takes the place of `gnnaccel.cuda.driver.CupyDriver`: each kernel file is compiled
+`EmulatedDriver` takes the place of `gnnaccel.cuda.runtime.driver.CupyDriver`: each kernel file is compiled
 with g++ behind ``cuda_emulation.h`` and run by ``emulation_runtime.cpp``. See those two files for
 what is emulated, and ``test_emulator.py`` for the faults that it finds.
 """
@@ -18,8 +18,8 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-from gnnaccel.cuda import sources
-from gnnaccel.cuda.driver import CompileError, note
+from gnnaccel.cuda.runtime import sources
+from gnnaccel.cuda.runtime.driver import CompileError, note
 
 from . import signatures
 from .guards import guarded  # noqa: F401  (tests take both from here)
@@ -46,7 +46,7 @@ class EmulationError(RuntimeError):
 
 
 class EmulatedDriver:
-    """`gnnaccel.cuda.driver.Driver` on the CPU.
+    """`gnnaccel.cuda.runtime.driver.Driver` on the CPU.
 
     ``order`` is how blocks, warps and lanes take turns: "normal", "reversed", or "uneven" (by
     chance, from ``seed``, with one warp of each block running ahead). A correct kernel gives the

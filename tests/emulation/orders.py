@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from tests.emulation.emulator import EmulatedDriver
 from tests.helpers import same_bits
 

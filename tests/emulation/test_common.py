@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.cuda import nvrtc, sources
+from gnnaccel.cuda.runtime import nvrtc, sources
 from tests.emulation.emulator import EmulatedDriver, EmulationError, guarded
 from tests.helpers import needs_nvrtc
 

@@ -1,4 +1,4 @@
-"""gnnaccel.cuda.driver, cupy_driver and sources, with a stand-in for CuPy."""
+"""gnnaccel.cuda.runtime.driver, cupy_driver and sources, with a stand-in for CuPy."""
 from __future__ import annotations
 
 import contextlib
@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.cuda import capture, driver, ready, sources
-from gnnaccel.cuda.cupy_driver import CupyDriver
-from gnnaccel.cuda.driver import CompileError
-from gnnaccel.cuda.launch import Kernels
+from gnnaccel.cuda.runtime import capture, driver, ready, sources
+from gnnaccel.cuda.runtime.cupy_driver import CupyDriver
+from gnnaccel.cuda.runtime.driver import CompileError
+from gnnaccel.cuda.runtime.launch import Kernels
 from tests.emulation.emulator import EmulatedDriver
 
 

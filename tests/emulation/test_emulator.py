@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnaccel.cuda.driver import CompileError
+from gnnaccel.cuda.runtime.driver import CompileError
 from tests.emulation.emulator import EmulatedDriver, EmulationError, digest, guarded
 
 ORDERS = ("normal", "reversed", "uneven")

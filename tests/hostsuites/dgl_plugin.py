@@ -42,7 +42,7 @@ def pytest_configure(config):
 
 
 def _emulate(config) -> None:
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from tests.emulation.emulator import EmulatedDriver
 
     emulation = driver.using(EmulatedDriver())

@@ -77,7 +77,7 @@ def _compare_in_fp32() -> None:
 def _enable() -> None:
     global _shadow
     import gnnaccel
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
 
     if _options["emulate"]:
         from tests.emulation.emulator import EmulatedDriver

@@ -54,7 +54,7 @@ def test_a_model_trains(where, enabled):
 
 @pytest.mark.gpu
 def test_with_memory_of_exactly_so_many_bytes(gpu, monkeypatch):
-    from gnnaccel.cuda import pinned
+    from gnnaccel.cuda.runtime import pinned
 
     made, empty = [], pinned.Blocks.empty
     monkeypatch.setattr(memories, "_LARGE", 1)

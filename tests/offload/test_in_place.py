@@ -13,7 +13,7 @@ from torch_geometric import nn
 from gnnaccel import enabled, offload
 from gnnaccel.adapters.pyg.distributed import layers
 from gnnaccel.adapters.pyg.offload.banding import plans
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.distributed.building import EDGE
 from gnnaccel.dispatch.offload import plan
 from gnnaccel.dispatch.offload.calls import Call

@@ -16,7 +16,7 @@ import gnnaccel
 from gnnaccel import offload
 from gnnaccel.adapters.pyg.offload import banding
 from gnnaccel.adapters.pyg.offload.banding import plans
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.errors import GraphError, OffloadError
 from tests.distributed import graphs, layer_cases

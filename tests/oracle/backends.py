@@ -38,7 +38,7 @@ class Backend:
     def _driver(self):
         if self.name != "emulated":
             return contextlib.nullcontext()
-        from gnnaccel.cuda import driver
+        from gnnaccel.cuda.runtime import driver
         from tests.emulation.emulator import EmulatedDriver
 
         return driver.using(EmulatedDriver())
@@ -53,7 +53,7 @@ class Backend:
         """A block in which rows of fewer edges than usual are split over warps, and products and
         linear maps of few rows run by the kernels for many, for some seeds."""
         from gnnaccel.adapters import linear
-        from gnnaccel.cuda import structure
+        from gnnaccel.cuda.structures import structure
         from gnnaccel.dispatch.graph import cache
         from gnnaccel.dispatch.run import skinny_matmul
 

@@ -43,7 +43,7 @@ class InKernels:
             raise LookupError(f"no kernel has {self.old!r} any more")
 
     def __call__(self) -> None:
-        from gnnaccel.cuda import sources
+        from gnnaccel.cuda.runtime import sources
 
         self.check()
         inline = sources.inline
@@ -162,27 +162,27 @@ FAULTS = {
     "what reaches a sum over channels": Fault(
         "messages",
         "emulated",
-        InModule("gnnaccel.cuda.message_writer", 'append(f"of_{name}_total[k / KV]")',
+        InModule("gnnaccel.cuda.messages.message_writer", 'append(f"of_{name}_total[k / KV]")',
                  'append(f"1.02f * of_{name}_total[k / KV]")'),
     ),
     "a module that stands twice": Fault(
         "messages",
         "emulated",
-        InModule("gnnaccel.adapters.pyg.propagate.traced_modules",
+        InModule("gnnaccel.adapters.tracing.layer.traced_modules",
                  "for name, one in module._modules.items() if one is not None}",
                  "for name, one in module.named_children()}"),
     ),
     "a changed list": Fault(
         "programs",
         "emulated",
-        InModule("gnnaccel.adapters.pyg.propagate.guarded",
+        InModule("gnnaccel.adapters.tracing.layer.guarded",
                  "keys == was.keys and all(still(value[key], one, edges)",
                  "keys == was.keys and all(True"),
     ),
     "statements without gradients": Fault(
         "programs",
         "emulated",
-        InModule("gnnaccel.adapters.pyg.propagate.pieces",
+        InModule("gnnaccel.adapters.tracing.rows.pieces",
                  "return Rows(mapped(value.tree, _still), value.meta)", "return value"),
     ),
     "first seen without gradients": Fault("dgl", "cpu", followed_as_called),

@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 import gnnaccel
-from gnnaccel.cuda import driver, structure
+from gnnaccel.cuda.runtime import driver
+from gnnaccel.cuda.structures import structure
 from gnnaccel.dispatch.graph import view as graph_view
 from gnnaccel.dispatch.plan import planner
-from gnnaccel.dispatch.relational import edges as relational_edges
-from gnnaccel.dispatch.relational import pair_maps, pairs
+from gnnaccel.dispatch.relational import edges as relational_edges, pair_maps, pairs
 from gnnaccel.dispatch.run import attention_families, skinny_matmul, torch_pairs, torch_segments
 from tests.oracle import judge, metagraph_dgl
 from tests.oracle import metagraph_draws as draws

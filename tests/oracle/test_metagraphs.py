@@ -10,7 +10,7 @@ import torch
 
 import gnnaccel
 from gnnaccel.adapters import alike, layout
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.plan import planner
 from tests.oracle import metagraphs
 from tests.oracle.metagraph_draws import Case, Metagraph, features, longest_sum

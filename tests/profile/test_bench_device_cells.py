@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulati
 
 @pytest.fixture(autouse=True)
 def emulated():
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from tests.emulation.emulator import EmulatedDriver
 
     with driver.using(EmulatedDriver()):

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.profile.bench import result, shapes, suite_quantized, table, targets, timing
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.result import Record, Result

@@ -95,7 +95,7 @@ def test_our_kernels_are_asked_for_on_a_gpu_only():
 def emulated():
     if shutil.which("g++") is None:
         pytest.skip("the emulation needs g++")
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from tests.emulation.emulator import EmulatedDriver
 
     with driver.using(EmulatedDriver()):

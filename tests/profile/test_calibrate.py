@@ -15,7 +15,7 @@ import torch
 import gnnaccel
 from gnnaccel import store
 from gnnaccel.__main__ import main
-from gnnaccel.cuda import driver, probe
+from gnnaccel.cuda.runtime import driver, probe
 from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.policy import calibration
 from gnnaccel.profile import calibrate, warmup
@@ -234,7 +234,7 @@ def test_logs_whose_kernels_there_are_not(device, tmp_path, capsys, kernel, mess
 
 
 def test_kernels_written_for_messages_are_left_for_their_first_use(device, tmp_path, capsys):
-    from gnnaccel.cuda import sources
+    from gnnaccel.cuda.runtime import sources
     from gnnaccel.dispatch.observe import records
 
     family = sources.write('extern "C" __global__ void forward(float* x) {}', "message")
@@ -252,7 +252,7 @@ def test_warming_up_nothing_is_refused(capsys):
 
 
 def test_what_kernels_are_built_with_can_be_read_from_a_log():
-    from gnnaccel.cuda import sources
+    from gnnaccel.cuda.runtime import sources
     from tests.cuda import variants
 
     pairs = {pair for family in sources.families() for defines in variants.sample_defines(family)

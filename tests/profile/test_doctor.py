@@ -19,7 +19,7 @@ import gnnaccel
 from gnnaccel import adapters, autostart, session
 from gnnaccel.__main__ import main
 from gnnaccel.adapters import seams
-from gnnaccel.cuda import driver, probe, ready
+from gnnaccel.cuda.runtime import driver, probe, ready
 from gnnaccel.profile.doctor import cli, packages, places, show
 from gnnaccel.profile.doctor.show import STATUSES, Finding
 
@@ -253,7 +253,7 @@ def test_json_and_text_say_the_same(capsys, tmp_path):
 
 
 def test_wrong_kernels_are_a_failure(device, monkeypatch, capsys):
-    from gnnaccel.cuda import column_sum
+    from gnnaccel.cuda.traverse import column_sum
 
     true = column_sum.column_sum
     assert not any(f.status == "fail" for f in cli._kernels())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import column_sum, driver, sources
+from gnnaccel.cuda.runtime import driver, sources
+from gnnaccel.cuda.traverse import column_sum
 from gnnaccel.profile.doctor import kernels
 
 

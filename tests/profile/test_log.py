@@ -8,7 +8,7 @@ import pytest
 
 import gnnaccel
 from gnnaccel.__main__ import main
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.policy import pins
 from gnnaccel.dispatch.policy.config import Config

@@ -8,7 +8,7 @@ import torch
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.policy.reasons import KINDS
 from gnnaccel.profile import advice
 from gnnaccel.profile.advice import CHANGING, Advice, changes_model, marked

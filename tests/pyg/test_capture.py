@@ -15,7 +15,7 @@ from torch_geometric.nn.conv import gcn_conv
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import weighted_norm
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.errors import GraphError
 from tests import probes
@@ -204,7 +204,7 @@ def test_gcn_that_runs_natively(capturing):
 
 def test_reports_of_replays_reach_nobody(emulated, capturing):
     """The slot to which a captured kernel writes at every replay is never lent."""
-    from gnnaccel.cuda.structure import reports
+    from gnnaccel.cuda.structures.structure import reports
 
     owner = reports(torch.device("cpu"))
     lent = owner.take()

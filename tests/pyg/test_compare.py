@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, GINConv, HeteroLinear, PNAConv, RGCNConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.cuda import driver, sources
+from gnnaccel.cuda.runtime import driver, sources
 from gnnaccel.dispatch.observe import watch
 from gnnaccel.dispatch.ops import aggregation_cpu
 from gnnaccel.dispatch.run import attention

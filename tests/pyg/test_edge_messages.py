@@ -13,7 +13,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 from torch_geometric.utils import scatter, softmax
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import expressed, tracing
+from gnnaccel.adapters.tracing import expressed, tracing
 from tests.pyg import edge_layers, graphs
 from tests.pyg.edge_layers import (FORMS, Attended, ByHeads, Deep, DeepBent, Distance, Dropped,
                                    Embedded, HeadGates, Keeps, MapOfDifference, Normed,

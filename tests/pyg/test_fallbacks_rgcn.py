@@ -8,7 +8,7 @@ import torch_geometric
 from torch_geometric.nn import FastRGCNConv, MeanAggregation, RGCNConv, SumAggregation
 
 import gnnaccel
-from gnnaccel.cuda import pairs
+from gnnaccel.cuda.structures import pairs
 from gnnaccel.dispatch.relational import view
 from gnnaccel.errors import GraphError
 from tests.pyg import graphs

@@ -11,7 +11,9 @@ from torch_geometric.nn import (GATConv, GCNConv, HANConv, HeteroConv, HGTConv, 
                                 SuperGATConv, TransformerConv)
 
 import gnnaccel
-from gnnaccel.cuda import driver, make_ready, pairs, segment_plan, structure
+from gnnaccel.cuda.runtime import driver, make_ready
+from gnnaccel.cuda.segment import segment_plan
+from gnnaccel.cuda.structures import pairs, structure
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.graph import joining
 from gnnaccel.dispatch.ir import attention_programs

@@ -10,7 +10,7 @@ from torch_geometric.nn import (GATConv, GraphConv, HeteroConv, HGTConv, RGCNCon
                                 TransformerConv)
 
 import gnnaccel
-from gnnaccel.cuda.driver import using
+from gnnaccel.cuda.runtime.driver import using
 from gnnaccel.dispatch.ops import aggregation_route
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy import config as configs

@@ -178,7 +178,7 @@ def test_numbers_as_arguments(kernels):
 
 def test_numbers_share_kernels(emulated):
     """Another number, another call: no other kernels."""
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
 
     args = arguments(Flagged)
     layer = Flagged()

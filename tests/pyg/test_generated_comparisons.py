@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gnnaccel
-from gnnaccel.cuda import structure
+from gnnaccel.cuda.structures import structure
 from tests.pyg import graphs
 from tests.pyg.generated_calls import routes
 from tests.pyg.generated_layers import Message

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.utils import degree, softmax
 
 import gnnaccel
-from gnnaccel.cuda import structure
+from gnnaccel.cuda.structures import structure
 from tests.pyg import graphs
 from tests.pyg.generated_calls import routes
 from tests.pyg.generated_layers import WIDTH, Message

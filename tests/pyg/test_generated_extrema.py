@@ -14,7 +14,7 @@ from torch_geometric.nn.conv import edge_conv as edge_conv_module
 from torch_geometric.nn.resolver import aggregation_resolver
 
 import gnnaccel
-from gnnaccel.cuda.driver import using
+from gnnaccel.cuda.runtime.driver import using
 from tests.emulation.emulator import EmulatedDriver
 from tests.pyg import graphs
 from tests.pyg.generated_calls import arguments, both, compare_second, hub, routes, to

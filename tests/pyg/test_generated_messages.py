@@ -12,7 +12,7 @@ from torch_geometric.nn import CGConv, EdgeConv, ResGatedGraphConv
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import reading
-from gnnaccel.cuda.driver import using
+from gnnaccel.cuda.runtime.driver import using
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.graph import OpGraph
 from tests.emulation.emulator import EmulatedDriver

@@ -13,11 +13,10 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import pointwise, rearranged
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.standins.scatter import composite
-from gnnaccel.adapters.standins.scatter import reduce as of_torch_scatter
+from gnnaccel.adapters.standins.scatter import composite, reduce as of_torch_scatter
+from gnnaccel.adapters.tracing.rows import pointwise, rearranged
+from gnnaccel.adapters.tracing.rows.row_count import ROWS
+from gnnaccel.adapters.tracing.rows.standins import Unseen
 from tests.pyg import graphs, indexed_layers
 from tests.pyg.edge_layers import Ends
 from tests.pyg.generated_calls import both, compare_second, hub, routes, to

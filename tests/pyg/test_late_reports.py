@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch_geometric.nn import CGConv, GATConv, GATv2Conv, TransformerConv
 
-from gnnaccel.cuda.structure import Split
+from gnnaccel.cuda.structures.structure import Split
 from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.graphs import F, N

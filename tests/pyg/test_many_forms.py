@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
-from gnnaccel.adapters.pyg.propagate import tracing
+from gnnaccel.adapters.tracing import tracing
 from tests.helpers import assert_accurate
 from tests.pyg import graphs
 from tests.routes import emulated, gpu, one_thread  # noqa: F401

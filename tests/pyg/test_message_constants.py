@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch_geometric.utils import scatter
 
-from gnnaccel.adapters.pyg.propagate import devices
+from gnnaccel.adapters.tracing.layer import devices
 from tests.pyg.generated_calls import arguments, both, stays_native
 from tests.pyg.generated_layers import WIDTH, Message
 from tests.pyg.judge import close, compare

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.adapters.pyg.propagate import message
+from gnnaccel.adapters.tracing import message
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
 
 W = torch.randn(5, 2).abs()

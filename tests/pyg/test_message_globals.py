@@ -13,7 +13,7 @@ from torch_geometric.nn import MessagePassing
 
 import gnnaccel
 from gnnaccel.adapters.own import Path
-from gnnaccel.adapters.pyg.propagate import message
+from gnnaccel.adapters.tracing import message
 from tests.pyg import graphs
 from tests.pyg.graphs import E
 from tests.pyg.judge import close

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric.utils import scatter
 
-from gnnaccel.adapters.pyg.propagate import expressed
+from gnnaccel.adapters.tracing import expressed
 from tests.pyg import graphs
 from tests.pyg.generated_calls import arguments, both, compare_second, repeats, to
 from tests.pyg.generated_layers import Message

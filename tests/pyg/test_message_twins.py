@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gnnaccel.cuda import generated
+from gnnaccel.cuda.messages import generated
 from tests.pyg import graphs
 from tests.pyg.generated_calls import arguments, compare_second, repeats, to
 from tests.pyg.generated_layers import Message

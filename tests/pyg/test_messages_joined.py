@@ -7,8 +7,8 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter
 
-from gnnaccel.adapters.pyg.propagate import channels, pieces
-from gnnaccel.cuda import generated
+from gnnaccel.adapters.tracing.rows import channels, pieces
+from gnnaccel.cuda.messages import generated
 from gnnaccel.dispatch.generated.operations import Pieces
 from tests.pyg import graphs
 from tests.pyg.generated_calls import hub, to

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnnaccel.adapters.pyg.propagate import guarded
-from gnnaccel.adapters.pyg.propagate.traced_modules import Looks
+from gnnaccel.adapters.tracing.layer import guarded
+from gnnaccel.adapters.tracing.layer.traced_modules import Looks
 
 
 def network() -> nn.Sequential:

@@ -7,7 +7,8 @@ from torch import nn
 from torch_geometric.utils import softmax
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import traced_aggregates, traced_layer
+from gnnaccel.adapters.pyg.propagate import traced_aggregates
+from gnnaccel.adapters.tracing.layer import traced_layer
 from tests.pyg import graphs
 from tests.pyg.generated_calls import arguments, routes
 from tests.pyg.generated_layers import EDGE, WIDTH, Message

@@ -13,7 +13,7 @@ from torch_geometric.nn import (FastRGCNConv, FiLMConv, GATConv, GATv2Conv, GCNC
 
 import gnnaccel
 from gnnaccel.adapters import pyg
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.distributed import state as distributed
 from tests.judge import SECOND_LOOK, judge, place, run, spread
 from tests.pyg.hetero_graphs import METADATA, NODES, RELATIONS, WIDTH, hetero

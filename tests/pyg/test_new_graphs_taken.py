@@ -12,8 +12,9 @@ from torch_geometric.nn import (FiLMConv, GCNConv, GENConv, GINConv, GINEConv, G
 from torch_geometric.utils import scatter
 
 import gnnaccel
-from gnnaccel.adapters.pyg.propagate import calls, reading, tracing
+from gnnaccel.adapters.pyg.propagate import calls, reading
 from gnnaccel.adapters.pyg.propagate.described import described, understood, width
+from gnnaccel.adapters.tracing import tracing
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.memory.layer_memory import memories
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route

@@ -10,8 +10,10 @@ import torch
 from torch_geometric.nn import GATConv, GCNConv, GraphConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.cuda import additive_backward, aggregate, int8_gemm, quantize
-from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.cuda.attention import additive_backward
+from gnnaccel.cuda.int8 import int8_gemm, quantize
+from gnnaccel.cuda.int8.quantize import Int8Rows
+from gnnaccel.cuda.traverse import aggregate
 from gnnaccel.dispatch.quantized import rows
 from tests.helpers import relative
 from tests.pyg.quantized_nets import F, H, Net, forced, graph, step  # noqa: F401

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, PNAConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.observe import records, watch
 from gnnaccel.profile import observe, page
 from gnnaccel.profile.report import Report

@@ -13,7 +13,7 @@ import pytest
 
 import gnnaccel
 from gnnaccel import adapters, session
-from gnnaccel.cuda import driver, probe
+from gnnaccel.cuda.runtime import driver, probe
 from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.policy import config, rules
 from gnnaccel.errors import UnknownLayerError

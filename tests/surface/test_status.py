@@ -8,7 +8,7 @@ from gnnaccel import session
 
 
 def test_status(host, monkeypatch):
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from gnnaccel.dispatch.observe.counters import count
 
     off = gnnaccel.status()

@@ -23,7 +23,7 @@ from gnnaccel.adapters.captured.restored import (
 from gnnaccel.adapters.captured.results import (
     Backward, Refused, Tied, alike, saved_for, through, used_of)
 from gnnaccel.adapters.captured.streams import in_turn
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.run.autograd import one_by_one
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)

@@ -26,7 +26,7 @@ from gnnaccel.adapters.captured.state import Snapshot
 from gnnaccel.adapters.captured.values import Unknown
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph.tensor_ref import unversioned
 from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.policy import config as configs

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.cuda.capture import stream as stream_of
+from gnnaccel.cuda.runtime.capture import stream as stream_of
 
 #: device -> the stream of the last replay, and an event behind it; of the default stream, which is
 #: always there, none is needed

@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel.adapters.guards import ORDINARY, context_reason
 from gnnaccel.adapters.plain import pairs
 from gnnaccel.adapters.plain.signature import Signature
-from gnnaccel.adapters.pyg.propagate.guarded import PLAIN
+from gnnaccel.adapters.tracing.layer.guarded import PLAIN
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 #: whether a tensor is one of functorch's

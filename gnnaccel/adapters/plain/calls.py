@@ -17,14 +17,14 @@ from gnnaccel.adapters.plain.repeated import Repeated
 from gnnaccel.adapters.plain.signature import Signature
 from gnnaccel.adapters.pyg.propagate import (aggregates, calls, completing, generated,
                                               new_graphs_native, repeated_calls)
-from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
 from gnnaccel.adapters.pyg.propagate.reading import Read
-from gnnaccel.cuda import capture, driver
+from gnnaccel.adapters.tracing.expressed import CallArguments
+from gnnaccel.cuda.runtime import capture, driver
+from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.graph import self_loops
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.layer_memory import MISSED
 from gnnaccel.dispatch.observe import records, watch
-from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops import aggregation, aggregation_route, route
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision

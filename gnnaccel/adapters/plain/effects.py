@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnnaccel.adapters.pyg.propagate.expressed import Effect
-from gnnaccel.adapters.pyg.propagate.node_values import NodeValue, Steps
-from gnnaccel.adapters.pyg.propagate.reduced import before
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.tracing.expressed import Effect
+from gnnaccel.adapters.tracing.nodes.node_values import NodeValue, Steps
+from gnnaccel.adapters.tracing.nodes.reduced import before
+from gnnaccel.adapters.tracing.rows.standins import Unseen
 
 
 class NodeEffect(Effect):

@@ -10,14 +10,14 @@ from torch import Tensor
 from gnnaccel.adapters.plain.arguments import Given
 from gnnaccel.adapters.pyg.propagate import completing, reading
 from gnnaccel.adapters.pyg.propagate.described import Arguments, described
-from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
+from gnnaccel.adapters.tracing.expressed import CallArguments
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
-from gnnaccel.dispatch.run.autograd import saved_tensor_hooks
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.run.autograd import saved_tensor_hooks
 
 
 class Repeated:

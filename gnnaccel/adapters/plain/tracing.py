@@ -18,27 +18,30 @@ from torch import Tensor
 
 from gnnaccel.adapters.plain.arguments import COUNT, EDGES, NODES, ONE, Given
 from gnnaccel.adapters.plain.effects import NodeEffect, settled
-from gnnaccel.adapters.pyg.propagate import (aggregates, generated, guarded, node_values,
-                                              pieces, pointwise, reduced, tracing, zero_rows)
-from gnnaccel.adapters.pyg.propagate.expressed import Once
-from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
-from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
-from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
-from gnnaccel.adapters.pyg.propagate.noted import followed, notes
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS, RowCount
-from gnnaccel.adapters.pyg.propagate.specials import Special, Turned
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.straight import combined
-from gnnaccel.adapters.pyg.propagate.traced import Param
-from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
-from gnnaccel.cuda import capture
+from gnnaccel.adapters.pyg.propagate import aggregates, generated
+from gnnaccel.adapters.tracing import manners, tracing
+from gnnaccel.adapters.tracing.attention.traced import Param
+from gnnaccel.adapters.tracing.expressed import Once
+from gnnaccel.adapters.tracing.graph_functions import GraphFunctions
+from gnnaccel.adapters.tracing.layer import guarded
+from gnnaccel.adapters.tracing.layer.traced_layer import Layer
+from gnnaccel.adapters.tracing.nodes import node_values, reduced
+from gnnaccel.adapters.tracing.nodes.node_values import NodeCount, NodeValue
+from gnnaccel.adapters.tracing.nodes.nodes_read import node_rows
+from gnnaccel.adapters.tracing.nodes.straight import combined
+from gnnaccel.adapters.tracing.noted import followed, notes
+from gnnaccel.adapters.tracing.rows import pieces, pointwise, zero_rows
+from gnnaccel.adapters.tracing.rows.row_count import ROWS, RowCount
+from gnnaccel.adapters.tracing.rows.specials import Special, Turned
+from gnnaccel.adapters.tracing.rows.standins import Unseen
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.policy.names import IdentityMap
 
 _TRACES = 32  # kept for each module
 _GRAPHS = 4
 _MOST = 24  # made for each module: what it reads may be something else in each call
-_NAMES = generated.OF_MESSAGES | node_values.NAMES | node_values.OF_WHOLES | zero_rows.NAMES
+_NAMES = manners.OF_MESSAGES | node_values.NAMES | node_values.OF_WHOLES | zero_rows.NAMES
 
 
 class Found(NamedTuple):
@@ -128,7 +131,7 @@ def _itself(t: Tensor) -> Tensor:
     return t
 
 
-_MANNER = tracing.Manner(_NAMES, generated.prepared, pointwise.rows, lambda out, layer: None, True,
+_MANNER = tracing.Manner(_NAMES, manners.prepared, pointwise.rows, lambda out, layer: None, True,
                          functions=Forward, wholes=True)
 
 class _Kept:

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg.propagate import kept_results
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.ops import by_index
 from gnnaccel.dispatch.policy.config import current
 from gnnaccel.dispatch.run.autograd import checkpointed

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.cuda.capture import capturing
+from gnnaccel.cuda.runtime.capture import capturing
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run import skinny_matmul
 

@@ -1,6 +1,6 @@
 // Backward of out = y share + rest (1 - share), row by row with the share of the row's segment: the
 // gradient of `rest`, and the sums over each segment's rows of <rest, grad>. See
-// cuda/blend_grad.py.
+// cuda/attention/blend_grad.py.
 //
 // A block has a contiguous range of the rows by segment, and leaves a sum for each segment in it:
 // out[block, segment].

@@ -1,5 +1,5 @@
 // Rows that are gathered, in any format. INT8: they are whole numbers, STRIDE bytes apart
-// (cuda/quantize.py), and each is to be multiplied with a scale of its own, which kernels put into
+// (cuda/int8/quantize.py), and each is to be multiplied with a scale of its own, which kernels put into
 // the weights of the edges.
 #pragma once
 #include "merge.cuh"

@@ -1,4 +1,4 @@
-// What the kernels share that are written for messages of users (cuda/message_text.py).
+// What the kernels share that are written for messages of users (cuda/messages/message_text.py).
 //
 // A message is an expression of rows at the source, the destination and the edge. Each kernel goes
 // over the edges of a row as all others do, and computes the expression, and what reaches its inputs

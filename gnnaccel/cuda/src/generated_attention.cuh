@@ -1,5 +1,5 @@
 // What the kernels share that are written for attention of users: messages that a softmax over the
-// edges of a row weights (cuda/attention_text.py).
+// edges of a row weights (cuda/messages/attention_text.py).
 //
 // Forward has one pass over the edges of a row, with a running maximum and sum (Milakov and
 // Gimelshein, "Online normalizer calculation for softmax"). For backward it leaves for each row and

@@ -1,7 +1,7 @@
 // Products of int8 rows with an int8 matrix on tensor cores: y[r, n] = x_scale[r] w_scale[n] sum_k
 // x[r, k] w[n, k] (+ bias[n]).
 //
-// x [rows, STRIDE] and w [N, STRIDE] are rows in the format of cuda/quantize.py, so both lie along
+// x [rows, STRIDE] and w [N, STRIDE] are rows in the format of cuda/int8/quantize.py, so both lie along
 // k and are padded with zeros. Sums are whole numbers, exact; then fp32. With OUT_INT8 the result
 // is such rows itself: a warp has all N columns of its 16 rows. With FULL it is written in fp32 as
 // well.

@@ -1,4 +1,4 @@
-// The format of int8 rows (cuda/quantize.py), for kernels that write it.
+// The format of int8 rows (cuda/int8/quantize.py), for kernels that write it.
 #pragma once
 #include "common.cuh"
 

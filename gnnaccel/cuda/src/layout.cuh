@@ -1,7 +1,7 @@
 // How a warp lies over the features of one node: heads x width floats ("row"), read as packs of VEC
 // values.
 //
-// From Python (cuda/launch.py) come H, D, VEC and four powers of two:
+// From Python (cuda/runtime/launch.py) come H, D, VEC and four powers of two:
 //   LH  lanes that share one head          KV  packs of that head per lane
 //   HL  heads side by side in the lanes    KH  heads per lane, one after the other
 // A row needs LH*HL lanes, so a warp holds SLOTS rows side by side. HT = HL*KH heads make a tile;

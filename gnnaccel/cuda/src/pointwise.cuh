@@ -1,4 +1,4 @@
-// Functions in the texts of pointwise operations (cuda/expression.py).
+// Functions in the texts of pointwise operations (cuda/messages/expression.py).
 #pragma once
 
 // A division without its branches: the last bit may be another one.

@@ -1,5 +1,5 @@
 // The activation of X as kernels read it: rows in memory are Z, and X = act(Z). ACT_VALUE and
-// ACT_SLOPE are the bodies of its value and of its gradient for a gradient g (cuda/activation.py);
+// ACT_SLOPE are the bodies of its value and of its gradient for a gradient g (cuda/traverse/activation.py);
 // without them X is what is in memory. fp32 alone.
 #pragma once
 #include "segment_fragments.cuh"

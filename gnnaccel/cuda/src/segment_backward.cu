@@ -1,7 +1,7 @@
 // Both gradients of Y[i, :] = X[g(i), :] W[segment of i], from one reading of dY: dX[o(i), :] =
 // dY[d(i), :] W[segment of i]^T, and dW[s], the sum over the rows i of segment s of X[g(i), :]^T
 // dY[d(i), :]. With SUMS, behind each dW[s], the sum of dY[d(i), :] alone. With an activation, X =
-// act(Z) of rows Z in memory, and dX is the gradient of those. See cuda/segment_backward.py.
+// act(Z) of rows Z in memory, and dX is the gradient of those. See cuda/segment/segment_backward.py.
 //
 // K and N are those of the product that makes dX, as in segment_direct.cu: dY has K columns, X and
 // dX have N. W, which stays in shared memory as fragments while its segment lasts, is read, and dW

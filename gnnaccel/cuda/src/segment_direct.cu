@@ -1,5 +1,5 @@
 // The product of segment_gemm.cu for matrices that fit in shared memory as a whole. See
-// cuda/segment_direct.py.
+// cuda/segment/segment_direct.py.
 //
 // A warp computes tiles of WM rows and all N columns of a diagonal block (blockIdx.y), so each
 // value of X is loaded and split once, straight into the registers from which the tensor cores take

@@ -1,5 +1,5 @@
 // Y[o(i), :] = epilogue(X[g(i), :] W[segment of i]) for rows sorted by segment. See
-// cuda/segment_gemm.py for the shapes.
+// cuda/segment/segment_gemm.py for the shapes.
 //
 // A block computes TR x TN tiles of Y, one after another: blockIdx.y says which TN columns (of
 // which diagonal block), blockIdx.x takes its share of the row tiles, which lie side by side, so

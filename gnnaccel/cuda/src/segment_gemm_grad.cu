@@ -1,5 +1,5 @@
 // dW[s] = sum over the rows i of segment s of scale[i] X[g(i), :]^T dY[d(i), :]. See
-// cuda/segment_gemm_grad.py. With SUMS, behind each dW[s], the sum of scale[i] dY[d(i), :] alone,
+// cuda/segment/segment_gemm_grad.py. With SUMS, behind each dW[s], the sum of scale[i] dY[d(i), :] alone,
 // by the blocks that have the first rows of dW.
 //
 // A block sums a TA x TN tile of dW over its share of the row tiles (of TR rows), which lie side by

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.expression import CHANNEL_SUM
+from gnnaccel.cuda.messages.expression import CHANNEL_SUM
 from gnnaccel.dispatch.generated.tree import Call, Leaf, Make, Tree
 
 #: operations of which no gradient reaches the arguments, or just the first

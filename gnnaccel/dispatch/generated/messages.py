@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.cuda import capture, driver, edge_softmax, generated, generated_attention
-from gnnaccel.cuda.expression import CHANNEL_SUM, Expression
+from gnnaccel.cuda.messages import generated, generated_attention
+from gnnaccel.cuda.messages.expression import CHANNEL_SUM, Expression
+from gnnaccel.cuda.runtime import capture, driver
+from gnnaccel.cuda.traverse import edge_softmax
 from gnnaccel.dispatch.generated import operations
 from gnnaccel.dispatch.generated.tree import BY_TORCH
 from gnnaccel.dispatch.graph import self_loops

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.cuda import generated, generated_attention
-from gnnaccel.cuda.expression import Expression
-from gnnaccel.cuda.launch import dense
-from gnnaccel.cuda.message_text import reach
+from gnnaccel.cuda.messages import generated, generated_attention
+from gnnaccel.cuda.messages.expression import Expression
+from gnnaccel.cuda.messages.message_text import reach
+from gnnaccel.cuda.runtime.launch import dense
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.run.autograd import Operation
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel.cuda.expression import Expression, Input, Step
+from gnnaccel.cuda.messages.expression import Expression, Input, Step
 
 Make = Callable[[Any], Tensor]  # from the arguments of a call
 
@@ -20,7 +20,7 @@ Tail = tuple[int, ...]
 
 
 class Leaf:
-    """Rows of a tensor at one end of the edges, as `cuda.expression.ENDS` calls it.
+    """Rows of a tensor at one end of the edges, as `cuda.messages.expression.ENDS` calls it.
 
     ``make`` computes them, one row for each node or edge, or just one of parameters; ``tail``: the
     shape of a row; ``blocks``: where it is not 0, the channels are so many blocks, a row has
@@ -64,7 +64,7 @@ class Number(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Operation on parts of the tree; ``op``: one of `cuda.expression.OPERATIONS`."""
+    """Operation on parts of the tree; ``op``: one of `cuda.messages.expression.OPERATIONS`."""
 
     op: str
     args: tuple[Any, ...]

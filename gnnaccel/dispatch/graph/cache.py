@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import env
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda.runtime import capture, driver
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph.tensor_ref import MemoryRef

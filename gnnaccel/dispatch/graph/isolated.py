@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph.view import GraphView
 
 

@@ -1,6 +1,6 @@
-"""Edges of several types put together by one kernel (`cuda.join`), joining with a check of ids, and
-the structures of edges that are put together so, or of one tensor that is read the other way
-round."""
+"""Edges of several types put together by one kernel (`cuda.structures.join`), joining with a check
+of ids, and the structures of edges that are put together so, or of one tensor that is read the
+other way round."""
 from __future__ import annotations
 
 import functools
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from gnnaccel.cuda import capture, driver, structure
-from gnnaccel.cuda import join as cuda_join
-from gnnaccel.cuda.join import Range as Range
+from gnnaccel.cuda.runtime import capture, driver
+from gnnaccel.cuda.structures import join as cuda_join, structure
+from gnnaccel.cuda.structures.join import Range as Range
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph.view import GraphView
@@ -48,9 +48,9 @@ def _compiles(using: driver.Driver) -> bool:
 def by_kernel(structure: Sequence[Tensor | EdgeArrays],
               ranges: Sequence[tuple[int, int, int, int, int]],
               loops: Sequence[Range] = ()) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """(src, dst, relation), each [E] int32, and `cuda.join.Joined.wrong`. ``ranges``: `Range` of
-    each edge type; ``loops``: of those that add an edge from each source to the destination with
-    the same number, which come last."""
+    """(src, dst, relation), each [E] int32, and `cuda.structures.join.Joined.wrong`. ``ranges``:
+    `Range` of each edge type; ``loops``: of those that add an edge from each source to the
+    destination with the same number, which come last."""
     parts = [t.unbind(0) if type(t) is EdgeArrays else t for t in structure]
     *ends, wrong = cuda_join.join([*parts, *[None] * len(loops)], [*ranges, *loops],
                                   structure[0].device)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.runtime import capture
+from gnnaccel.cuda.structures.structure import Rows
 from gnnaccel.dispatch.graph.tensor_ref import MemoryRef, version_of
 from gnnaccel.dispatch.policy.names import IdentityMap
 

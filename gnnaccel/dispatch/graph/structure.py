@@ -1,8 +1,8 @@
 """Building index arrays by sorting, with torch operations, on any device.
 
 Large graphs are built this way: a radix sort beats counting once the atomics no longer fit the L2
-cache. Small ones on a GPU are built by counting (`cuda.structure`), which launches less. The order
-within a row is the same both ways.
+cache. Small ones on a GPU are built by counting (`cuda.structures.structure`), which launches
+less. The order within a row is the same both ways.
 """
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import structure as cuda_structure
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.structures import structure as cuda_structure
+from gnnaccel.cuda.structures.structure import Rows
 from gnnaccel.dispatch.graph.edge_arrays import CSC, destinations
 from gnnaccel.errors import VALID, GraphError
 
@@ -57,8 +57,8 @@ def offsets(sorted_ids: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: bool,
         places: bool) -> Rows:
-    """`cuda.structure.csc` by sorting. ``places`` False leaves `Rows.place` empty: nothing but edge
-    features and dropout reads it, and it is half of the memory."""
+    """`cuda.structures.structure.csc` by sorting. ``places`` False leaves `Rows.place` empty:
+    nothing but edge features and dropout reads it, and it is half of the memory."""
     dtype = torch.int64 if wide else torch.int32
     src, dst, order, flags = sorted_edges(src, dst, num_src, num_dst, loops)
     indptr = offsets(dst, num_dst, dtype)
@@ -105,8 +105,9 @@ def edges_as_given(given: CSC, num_src: int, ids: bool) -> tuple[Tensor, Tensor,
 
 
 def transpose(by_dst: Rows, num_src: int, places: bool, inverse: bool = False) -> Rows:
-    """`cuda.structure.transpose` by sorting; ``by_dst`` must come from `csc` here, whose dropped
-    edges sort to the end. ``places`` as for `csc`; ``inverse`` makes `Rows.inverse`."""
+    """`cuda.structures.structure.transpose` by sorting; ``by_dst`` must come from `csc` here,
+    whose dropped edges sort to the end. ``places`` as for `csc`; ``inverse`` makes
+    `Rows.inverse`."""
     dtype = by_dst.indptr.dtype
     src, order = torch.sort(by_dst.other, stable=True)
     indptr = offsets(src, num_src, dtype)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture
-from gnnaccel.cuda import structure as counting
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.runtime import capture
+from gnnaccel.cuda.structures import structure as counting
+from gnnaccel.cuda.structures.structure import Rows
 from gnnaccel.dispatch.graph import structure as sorting
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays, csc_of
 from gnnaccel.dispatch.graph.ordered_weights import PlacedWeights, in_fp32

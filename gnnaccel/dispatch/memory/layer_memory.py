@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda.runtime import capture, driver
 from gnnaccel.dispatch.graph import ledger as ledgers
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph.ledger import GraphLedger

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.run.autograd import checkpointed

@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.layer_memory import LayerMemory, mode_of, of_the_host
 from gnnaccel.dispatch.memory.native_cache import (MISSED, WATCHED, NativeExact, NativeSized,

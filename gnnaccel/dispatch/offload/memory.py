@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver, host_rows, pinned
+from gnnaccel.cuda.runtime import driver, pinned
+from gnnaccel.cuda.traverse import host_rows
 
 #: places of rows: a range, or numbers, int32 on the host, none twice where rows are written
 Where: TypeAlias = "slice | Tensor"
@@ -31,7 +32,7 @@ class Memory:
     that a band's own rows find room there (`behind`).
 
     Moves to and from a GPU are work of the current stream, and rows by number are copied by the GPU
-    itself where they are pinned (`cuda.host_rows`), else collected by the host.
+    itself where they are pinned (`cuda.traverse.host_rows`), else collected by the host.
     """
 
     def __init__(self, device: torch.device):

@@ -12,14 +12,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import aggregate as sums
-from gnnaccel.cuda import bands
-from gnnaccel.cuda.launch import MAX_WIDTH, TYPES, dense
+from gnnaccel.cuda.runtime.launch import MAX_WIDTH, TYPES, dense
+from gnnaccel.cuda.structures import bands
+from gnnaccel.cuda.traverse import aggregate as sums
 from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.generated.messages import Generated
-from gnnaccel.dispatch.ops import aggregation
-from gnnaccel.dispatch.ops import aggregation_means as means
-from gnnaccel.dispatch.ops import aggregation_messages, aggregation_softmax, multi_reduce
+from gnnaccel.dispatch.ops import (aggregation, aggregation_means as means, aggregation_messages,
+                                   aggregation_softmax, multi_reduce)
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.call import Kernel

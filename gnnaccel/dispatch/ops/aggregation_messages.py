@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from torch import Tensor
 
-from gnnaccel.cuda import gated_sum, rectified
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.traverse import gated_sum, rectified
 from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.ops import aggregation, messages

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import edge_list
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.traverse import edge_list
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda.runtime import capture, driver
 from gnnaccel.dispatch.generated.messages import Generated
 from gnnaccel.dispatch.graph import self_loops
 from gnnaccel.dispatch.observe import counters, decisions

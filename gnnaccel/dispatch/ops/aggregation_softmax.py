@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import column_sum, softmax_sum
-from gnnaccel.cuda.launch import dense
-from gnnaccel.cuda.softmax_sum import Messages
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.traverse import column_sum, softmax_sum
+from gnnaccel.cuda.traverse.softmax_sum import Messages
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax

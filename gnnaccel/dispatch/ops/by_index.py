@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph import cache, ledger
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap
 from gnnaccel.dispatch.graph.view import GraphView

@@ -16,12 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import aggregate as sums
-from gnnaccel.cuda import edge_softmax as softmax_kernels
-from gnnaccel.cuda import extremum as extremum_kernels
-from gnnaccel.cuda import sddmm, structure
-from gnnaccel.cuda.launch import dense, fp32
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.runtime.launch import dense, fp32
+from gnnaccel.cuda.structures import structure
+from gnnaccel.cuda.structures.structure import Rows
+from gnnaccel.cuda.traverse import (aggregate as sums, edge_softmax as softmax_kernels,
+                                    extremum as extremum_kernels, sddmm)
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.operands import Operands

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import aggregate as sums
-from gnnaccel.cuda import edge_softmax as softmax_kernels
-from gnnaccel.cuda import sddmm
-from gnnaccel.cuda.launch import MAX_WIDTH, TYPES, Kernels
+from gnnaccel.cuda.runtime.launch import MAX_WIDTH, TYPES, Kernels
+from gnnaccel.cuda.traverse import aggregate as sums, edge_softmax as softmax_kernels, sddmm
 from gnnaccel.dispatch.ops import cuda_functions as functions
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import gated
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.traverse import gated
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.plan import cost

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph import cache, joining, self_loops, structure
 from gnnaccel.dispatch.graph.isolated import isolated
 from gnnaccel.dispatch.graph.joining import JoinedView, flipped, flipped_sizes, reversed_ends

@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import multi_reduce as kernels
-from gnnaccel.cuda import multi_reduce_backward as backward_kernels
-from gnnaccel.cuda.launch import MAX_WIDTH, TYPES, dense, fp32
-from gnnaccel.cuda.structure import Rows, split_rows
+from gnnaccel.cuda.runtime.launch import MAX_WIDTH, TYPES, dense, fp32
+from gnnaccel.cuda.structures.structure import Rows, split_rows
+from gnnaccel.cuda.traverse import (multi_reduce as kernels,
+                                    multi_reduce_backward as backward_kernels)
 from gnnaccel.dispatch.ops import cuda_functions, torch_ops
 from gnnaccel.dispatch.ops.aggregation import deviation
 from gnnaccel.dispatch.ops.call import Kernel, OpCall

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import aggregate as sums
-from gnnaccel.cuda.extremum import Variant as Extremum
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.traverse import aggregate as sums
+from gnnaccel.cuda.traverse.extremum import Variant as Extremum
 from gnnaccel.dispatch.ops import cuda_functions, torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.plan import cost

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ops import gated_sums, neighbours, outer_sums, several

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import segment_backward, segment_gemm, tile_ptr
-from gnnaccel.cuda.launch import TYPES
+from gnnaccel.cuda.runtime.launch import TYPES
+from gnnaccel.cuda.segment import segment_backward, segment_gemm
+from gnnaccel.cuda.structures import tile_ptr
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import cuda_maps, torch_maps

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.observe import counters, decisions, records, watch
 from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.ops.call import Kernel, OpCall, compile_reason

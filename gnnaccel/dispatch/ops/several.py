@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import multi_reduce as kernels
-from gnnaccel.cuda.launch import factored
+from gnnaccel.cuda.runtime.launch import factored
+from gnnaccel.cuda.traverse import multi_reduce as kernels
 from gnnaccel.dispatch.ops import multi_reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.plan import cost

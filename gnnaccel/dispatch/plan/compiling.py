@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from gnnaccel._version import __version__
-from gnnaccel.cuda import background, capture, driver, probe, sources, structure
+from gnnaccel.cuda.runtime import background, capture, driver, probe, sources
+from gnnaccel.cuda.structures import structure
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason

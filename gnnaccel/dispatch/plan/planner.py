@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gnnaccel.cuda.launch import MAX_WIDTH, TYPES
+from gnnaccel.cuda.runtime.launch import MAX_WIDTH, TYPES
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ops.plain import PlainRequest, operation
 from gnnaccel.dispatch.plan import compiling, cost
@@ -22,8 +22,7 @@ from gnnaccel.dispatch.plan.request import Request
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.pins import Pinned
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.relational import costs, cuda_maps
-from gnnaccel.dispatch.relational import prepare as relational
+from gnnaccel.dispatch.relational import costs, cuda_maps, prepare as relational
 from gnnaccel.dispatch.run import attention
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.bands import LONG
+from gnnaccel.cuda.structures.bands import LONG
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.graph.joining import JoinedView, flipped, flipped_sizes
 from gnnaccel.dispatch.graph.view import GraphView

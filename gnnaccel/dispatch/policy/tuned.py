@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gnnaccel._version import __version__
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.policy import pins
 
 NAME = "autotune.json"

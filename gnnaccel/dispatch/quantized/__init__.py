@@ -11,7 +11,7 @@ scores, softmax of attention stay fp32       `attention`: only values and the re
 rounded
 loss, weight gradients and update stay fp32  nothing here touches them: parameters and linear maps
 are the layer's own
-one scale per row, not per tensor            `rows.by_torch`, `gnnaccel.cuda.quantize.int8_rows`
+one scale per row, not per tensor            `rows.by_torch`, `cuda.int8.quantize.int8_rows`
 stochastic rounding of gradients             `rows.stochastic`: by torch's generator; to nearest
 where determinism is demanded
 quantize once, use in forward and backward   `aggregation`: values of the forward serve the weights'

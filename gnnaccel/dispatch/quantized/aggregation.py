@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import quantize
-from gnnaccel.cuda import aggregate as sums
-from gnnaccel.cuda.launch import MAX_WIDTH, fp32
+from gnnaccel.cuda.int8 import quantize
+from gnnaccel.cuda.runtime.launch import MAX_WIDTH, fp32
+from gnnaccel.cuda.traverse import aggregate as sums
 from gnnaccel.dispatch.ops import aggregation, aggregation_cpu, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision, Run

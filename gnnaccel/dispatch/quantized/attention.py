@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive
+from gnnaccel.cuda.attention import additive
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.attention_programs import attention as pattern
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gnnaccel.cuda.quantize import stride
+from gnnaccel.cuda.int8.quantize import stride
 from gnnaccel.dispatch.plan.cost import constants
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized.rows import Storage

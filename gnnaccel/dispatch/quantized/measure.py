@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
-from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.cuda.int8.quantize import Int8Rows
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.policy import config
 from gnnaccel.dispatch.quantized.rows import Stored

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver, int8_gemm
-from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.cuda.int8 import int8_gemm
+from gnnaccel.cuda.int8.quantize import Int8Rows
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason

@@ -16,8 +16,8 @@ import weakref
 
 from torch import Tensor
 
-from gnnaccel.cuda import capture
-from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.cuda.int8.quantize import Int8Rows
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.quantized.settings import Entry

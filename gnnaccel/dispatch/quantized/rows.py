@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import quantize
-from gnnaccel.cuda.quantize import Int8Rows, stride
+from gnnaccel.cuda.int8 import quantize
+from gnnaccel.cuda.int8.quantize import Int8Rows, stride
 
 FORMATS = ("int8", "bf16", "fp32")
 _SMALLEST = 1.5e-36  # rows whose largest magnitude lies below become zeros, as in quantize.cu
@@ -80,7 +80,7 @@ def prepare(storage: Storage, width: int, dtype: torch.dtype, grad: torch.dtype)
 
 
 def by_torch(x: Tensor, draw: bool = False, flag: Tensor | None = None) -> Int8Rows:
-    """`gnnaccel.cuda.quantize.int8_rows` by torch operations."""
+    """`gnnaccel.cuda.int8.quantize.int8_rows` by torch operations."""
     rows = x.flatten(1).float()
     top = rows.abs().amax(1) if rows.shape[0] else rows.new_zeros(0)
     finite = top.isfinite()  # NaN wins the comparison
@@ -97,7 +97,7 @@ def by_torch(x: Tensor, draw: bool = False, flag: Tensor | None = None) -> Int8R
 
 
 def bf16_by_torch(x: Tensor, draw: bool = False) -> Tensor:
-    """`gnnaccel.cuda.quantize.bf16_rows` by torch operations."""
+    """`gnnaccel.cuda.int8.quantize.bf16_rows` by torch operations."""
     if not draw:
         return x.to(torch.bfloat16)
     bits = x.float().view(torch.int32)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.cuda import segment_backward
-from gnnaccel.cuda.blend_grad import blend_grad
-from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
+from gnnaccel.cuda.attention.blend_grad import blend_grad
+from gnnaccel.cuda.segment import segment_backward
+from gnnaccel.cuda.segment.segment_gemm_grad import weight_grad_and_sums
 from gnnaccel.dispatch.relational import cuda_maps
 from gnnaccel.dispatch.relational.cuda_maps import dense, matrices
 from gnnaccel.dispatch.relational.pairs import Blocks

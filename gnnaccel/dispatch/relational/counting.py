@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from gnnaccel.cuda import segment_backward
+from gnnaccel.cuda.segment import segment_backward
 from gnnaccel.dispatch.ir.program import DOMAIN_OF, EDGE, Op, Program, name_of
 from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.relational.gather import RelationStatistics

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from gnnaccel.cuda.aggregate import total
-from gnnaccel.cuda.dropout import OFF, draw
+from gnnaccel.cuda.traverse.aggregate import total
+from gnnaccel.cuda.traverse.dropout import OFF, draw
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import DOMAIN_OF, EDGE, PAIR_SRC, Op, Program, name_of
 from gnnaccel.dispatch.run import attention

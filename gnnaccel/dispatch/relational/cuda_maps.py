@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import aggregate as sums
-from gnnaccel.cuda import segment_backward, segment_gemm
-from gnnaccel.cuda.aggregate import total
-from gnnaccel.cuda.launch import TYPES, dense
-from gnnaccel.cuda.segment_gemm_grad import weight_grad
+from gnnaccel.cuda.runtime.launch import TYPES, dense
+from gnnaccel.cuda.segment import segment_backward, segment_gemm
+from gnnaccel.cuda.segment.segment_gemm_grad import weight_grad
+from gnnaccel.cuda.traverse import aggregate as sums
+from gnnaccel.cuda.traverse.aggregate import total
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.gather import Gather

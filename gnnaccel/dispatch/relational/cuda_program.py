@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.aggregate import total
-from gnnaccel.cuda.column_sum import column_sum
+from gnnaccel.cuda.traverse.aggregate import total
+from gnnaccel.cuda.traverse.column_sum import column_sum
 from gnnaccel.dispatch.ir.program import Program
-from gnnaccel.dispatch.relational import added as adding
-from gnnaccel.dispatch.relational import cuda_maps, execute, torch_maps
+from gnnaccel.dispatch.relational import added as adding, cuda_maps, execute, torch_maps
 from gnnaccel.dispatch.relational.added import Added
 from gnnaccel.dispatch.relational.cuda_maps import backward, dense, product
 from gnnaccel.dispatch.relational.cuda_steps import Pass, Steps, steps_of

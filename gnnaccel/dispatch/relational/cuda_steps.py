@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.aggregate import total
+from gnnaccel.cuda.traverse.aggregate import total
 from gnnaccel.dispatch.ir.program import (DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op,
                                           Program, name_of)
 from gnnaccel.dispatch.relational import cuda_attention

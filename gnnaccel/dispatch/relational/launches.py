@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.cuda import segment_backward
+from gnnaccel.cuda.segment import segment_backward
 from gnnaccel.dispatch.ir.program import EDGE, Op, Program, name_of
 from gnnaccel.dispatch.relational import cuda_steps
 from gnnaccel.dispatch.relational.cuda_attention import Attend, Fold

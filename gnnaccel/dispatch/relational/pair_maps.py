@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.aggregate import total
-from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
+from gnnaccel.cuda.segment.segment_gemm_grad import weight_grad_and_sums
+from gnnaccel.cuda.traverse.aggregate import total
 from gnnaccel.dispatch.ir.program import PAIR_SRC, SRC
 from gnnaccel.dispatch.policy.config import passes_on
 from gnnaccel.dispatch.relational import torch_maps

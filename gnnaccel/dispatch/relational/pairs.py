@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture
-from gnnaccel.cuda import pairs as cuda_pairs
-from gnnaccel.cuda.launch import sent
+from gnnaccel.cuda.runtime import capture
+from gnnaccel.cuda.runtime.launch import sent
+from gnnaccel.cuda.structures import pairs as cuda_pairs
 from gnnaccel.errors import VALID, GraphError
 
 #: keys (relation, node) up to this many times the edges are found by marking them in an array,
@@ -58,7 +58,7 @@ class Pairs:
     @functools.cached_property
     def segments(self):
         """The rows by relation, as the GEMM by segment takes them."""
-        from gnnaccel.cuda.segment_gemm import Segments
+        from gnnaccel.cuda.segment.segment_gemm import Segments
 
         return Segments(self.ptr, self.count)
 
@@ -100,7 +100,7 @@ class Blocks:
     @functools.cached_property
     def segments(self):
         """The nodes by type, as the GEMM by segment takes them."""
-        from gnnaccel.cuda.segment_gemm import Segments
+        from gnnaccel.cuda.segment.segment_gemm import Segments
 
         return Segments(self.ptr, self.count)
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from gnnaccel.cuda import (aggregate, blend_grad, column_sum, head_dot, pairs, segment_backward,
-                           segment_gemm, segment_gemm_grad, tile_ptr)
-from gnnaccel.cuda.launch import TYPES
+from gnnaccel.cuda.attention import blend_grad
+from gnnaccel.cuda.runtime.launch import TYPES
+from gnnaccel.cuda.segment import segment_backward, segment_gemm, segment_gemm_grad
+from gnnaccel.cuda.structures import pairs, tile_ptr
+from gnnaccel.cuda.traverse import aggregate, column_sum, head_dot
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
 from gnnaccel.dispatch.plan import compiling

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture
-from gnnaccel.cuda.launch import TYPES
+from gnnaccel.cuda.runtime import capture
+from gnnaccel.cuda.runtime.launch import TYPES
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import PARAM, Program
 from gnnaccel.dispatch.policy.config import PASSES, current, passes_on
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.relational import added as adding
-from gnnaccel.dispatch.relational import (cuda_maps, cuda_program, cuda_steps, execute, gather,
-                                           optimise, prepare, torch_maps)
+from gnnaccel.dispatch.relational import (added as adding, cuda_maps, cuda_program, cuda_steps,
+                                          execute, gather, optimise, prepare, torch_maps)
 from gnnaccel.dispatch.run import attention, attention_families
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture
-from gnnaccel.cuda import pairs as cuda_pairs
-from gnnaccel.cuda.structure import Rows, split_rows
+from gnnaccel.cuda.runtime import capture
+from gnnaccel.cuda.structures import pairs as cuda_pairs
+from gnnaccel.cuda.structures.structure import Rows, split_rows
 from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC

@@ -12,14 +12,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive, column_sum, head_dot, pairwise
-from gnnaccel.cuda.dropout import OFF, Dropout, draw, factors
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.attention import additive, pairwise
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.traverse import column_sum, head_dot
+from gnnaccel.cuda.traverse.dropout import OFF, Dropout, draw, factors
 from gnnaccel.dispatch.graph.view import SORT_FROM, GraphView
 from gnnaccel.dispatch.ir.attention_programs import Attention
 from gnnaccel.dispatch.ir.program import Program
-from gnnaccel.dispatch.run import attention_families as families
-from gnnaccel.dispatch.run import attention_folded, attention_maps, torch_backend
+from gnnaccel.dispatch.run import (attention_families as families, attention_folded, attention_maps,
+                                   torch_backend)
 from gnnaccel.dispatch.run.attention_families import Family, present
 from gnnaccel.dispatch.run.attention_folded import Folded
 from gnnaccel.dispatch.run.attention_maps import Mapped

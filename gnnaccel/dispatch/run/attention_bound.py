@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive, bands, head_dot
-from gnnaccel.cuda.column_sum import column_sum
-from gnnaccel.cuda.dropout import OFF
-from gnnaccel.cuda.launch import NOTHING, THREADS, Kernels, dense, grid, workspace
+from gnnaccel.cuda.attention import additive
+from gnnaccel.cuda.runtime.launch import NOTHING, THREADS, Kernels, dense, grid, workspace
+from gnnaccel.cuda.structures import bands
+from gnnaccel.cuda.traverse import head_dot
+from gnnaccel.cuda.traverse.column_sum import column_sum
+from gnnaccel.cuda.traverse.dropout import OFF
 from gnnaccel.dispatch.run import skinny_matmul
 from gnnaccel.dispatch.run.autograd import Operation
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive, additive_backward, aggregate, head_dot, pairwise
-from gnnaccel.cuda.column_sum import column_sum
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.attention import additive, additive_backward, pairwise
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.traverse import aggregate, head_dot
+from gnnaccel.cuda.traverse.column_sum import column_sum
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir.attention_programs import Attention
 

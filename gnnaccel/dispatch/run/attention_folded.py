@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.cuda.launch import dense
-from gnnaccel.dispatch.run import attention_families as families
-from gnnaccel.dispatch.run import skinny_matmul
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.dispatch.run import attention_families as families, skinny_matmul
 from gnnaccel.dispatch.run.attention_families import bias_grad
 from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.runtime.launch import dense
 from gnnaccel.dispatch.run import skinny_matmul
 from gnnaccel.dispatch.run.attention_families import Family, bias_grad, present
 from gnnaccel.dispatch.run.autograd import Operation

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import head_dot
-from gnnaccel.cuda.dropout import OFF, Dropout, draw
-from gnnaccel.cuda.launch import dense
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.traverse import head_dot
+from gnnaccel.cuda.traverse.dropout import OFF, Dropout, draw
 from gnnaccel.dispatch.run import attention
 from gnnaccel.dispatch.run.attention_bound import Launches, is_plain
 from gnnaccel.dispatch.run.autograd import Operation

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.cuda import mlp, segment_backward, segment_gemm_grad
-from gnnaccel.cuda.launch import dense
-from gnnaccel.cuda.segment_plan import Segments
+from gnnaccel.cuda.messages import mlp
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.segment import segment_backward, segment_gemm_grad
+from gnnaccel.cuda.segment.segment_plan import Segments
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.run import skinny_matmul
 from gnnaccel.dispatch.run.autograd import Operation, gradients, wants_grad

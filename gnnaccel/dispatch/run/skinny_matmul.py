@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.cuda import capture, driver, segment_backward, segment_gemm, segment_gemm_grad
-from gnnaccel.cuda.activation import Activation
-from gnnaccel.cuda.launch import dense
-from gnnaccel.cuda.segment_direct import direct_plan
-from gnnaccel.cuda.segment_plan import Segments, shared_limit
+from gnnaccel.cuda.runtime import capture, driver
+from gnnaccel.cuda.runtime.launch import dense
+from gnnaccel.cuda.segment import segment_backward, segment_gemm, segment_gemm_grad
+from gnnaccel.cuda.segment.segment_direct import direct_plan
+from gnnaccel.cuda.segment.segment_plan import Segments, shared_limit
+from gnnaccel.cuda.traverse.activation import Activation
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.run.autograd import Operation, Tensors, gradients, wants_grad
 

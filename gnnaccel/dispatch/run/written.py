@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 
 #: calls from a function until it is known which inputs it writes to: before the first backward, and
 #: after that

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.cuda.gather import row_gather
+from gnnaccel.cuda.traverse.gather import row_gather
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.profile.bench import accel, shapes, steps, timing
 from gnnaccel.profile.bench.guard import Budget, guarded

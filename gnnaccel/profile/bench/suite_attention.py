@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.bench import layers as pyg
-from gnnaccel.cuda import additive as additive_kernel
-from gnnaccel.cuda import head_dot
+from gnnaccel.cuda.attention import additive as additive_kernel
+from gnnaccel.cuda.traverse import head_dot
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs
 from gnnaccel.dispatch.ir.program import Program

@@ -12,8 +12,11 @@ from torch import Tensor
 
 import gnnaccel
 from gnnaccel.adapters.pyg.bench import models
-from gnnaccel.cuda import additive, additive_backward, aggregate, driver, quantize
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.attention import additive, additive_backward
+from gnnaccel.cuda.int8 import quantize
+from gnnaccel.cuda.runtime import driver
+from gnnaccel.cuda.structures.structure import Rows
+from gnnaccel.cuda.traverse import aggregate
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.profile.bench import accel, cells, plan, shapes, steps, timing
 from gnnaccel.profile.bench.cells import Pair

@@ -165,8 +165,8 @@ def _sizes(shape: SegmentShape) -> torch.Tensor:
 
 def gnnaccel(case: Case, precision: str) -> Pair:
     """gnnaccel's own kernels: the only place of the benchmark that knows how they are called."""
-    from gnnaccel.cuda.segment_backward import gradients
-    from gnnaccel.cuda.segment_gemm import Segments, multiply
+    from gnnaccel.cuda.segment.segment_backward import gradients
+    from gnnaccel.cuda.segment.segment_gemm import Segments, multiply
 
     segments = Segments(case.ptr.int(), case.shape.rows)
     # for half types the option means nothing

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 
 
 @dataclasses.dataclass(frozen=True)

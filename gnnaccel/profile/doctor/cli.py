@@ -51,7 +51,7 @@ def _kernels() -> Iterator[Finding]:
     if packages.import_problem("torch") is not None:
         yield Finding("kernels", "all", "note", "not checked: torch cannot be imported")
         return
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
 
     ready, why = driver.available()
     if not (ready or driver.placed()):

@@ -12,10 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import (adam, blend_grad, column_sum, driver, dropout, edge_list, gather,
-                           head_dot, host_rows, int8_gemm, join, pairs, quantize,
-                           segment_backward, segment_gemm, segment_gemm_grad, tile_ptr)
-from gnnaccel.cuda.segment_plan import Segments
+from gnnaccel.cuda import adam
+from gnnaccel.cuda.attention import blend_grad
+from gnnaccel.cuda.int8 import int8_gemm, quantize
+from gnnaccel.cuda.runtime import driver
+from gnnaccel.cuda.segment import segment_backward, segment_gemm, segment_gemm_grad
+from gnnaccel.cuda.segment.segment_plan import Segments
+from gnnaccel.cuda.structures import join, pairs, tile_ptr
+from gnnaccel.cuda.traverse import column_sum, dropout, edge_list, gather, head_dot, host_rows
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ir import attention_programs
 from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax, calls,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from gnnaccel import adapters
 from gnnaccel._version import __version__
-from gnnaccel.cuda import probe, ready
+from gnnaccel.cuda.runtime import probe, ready
 from gnnaccel.profile.doctor.show import Finding
 from gnnaccel.session import PACKAGES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gnnaccel import adapters, autostart, env, session, store
 from gnnaccel.adapters import seams
-from gnnaccel.cuda import probe
+from gnnaccel.cuda.runtime import probe
 from gnnaccel.dispatch.policy.calibration import NAME
 from gnnaccel.errors import GnnaccelError
 from gnnaccel.profile.doctor.show import Finding

@@ -104,7 +104,7 @@ def seen(steps: Any) -> dict[str, Any]:
     import torch
 
     from gnnaccel import session
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     from gnnaccel.dispatch.observe import counters
 
     return {**steps.as_dict(), "memory_bytes": peak_memory(), "gpu": torch.cuda.is_initialized(),

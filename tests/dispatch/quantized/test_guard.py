@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 
-from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.cuda.int8.quantize import Int8Rows
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.quantized import guard, measure, rows
 from gnnaccel.dispatch.quantized.guard import Guard, Watch

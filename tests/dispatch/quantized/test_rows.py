@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import quantize
+from gnnaccel.cuda.int8 import quantize
 from gnnaccel.dispatch.quantized import rows
 from tests.routes import one_thread  # noqa: F401
 

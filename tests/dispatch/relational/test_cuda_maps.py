@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.cuda import segment_backward
+from gnnaccel.cuda.segment import segment_backward
 from gnnaccel.dispatch.relational import cuda_maps, torch_maps
 from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.pairs import Pairs

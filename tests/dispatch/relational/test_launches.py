@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnnaccel.dispatch.relational import cuda_maps, cuda_program, cuda_steps
-from gnnaccel.dispatch.relational import launches as counting
+from gnnaccel.dispatch.relational import cuda_maps, cuda_program, cuda_steps, launches as counting
 from gnnaccel.dispatch.relational.counting import shapes_of_all
 from gnnaccel.dispatch.relational.execute import OPERATIONS, run
 from gnnaccel.dispatch.relational.launches import launches
@@ -53,7 +52,7 @@ class _Launches(TorchDispatchMode):
 def made(monkeypatch):
     """``made(program, view, operands)``: how many launches a call over a known structure makes,
     (forward, backward)."""
-    from gnnaccel.cuda import driver
+    from gnnaccel.cuda.runtime import driver
     seen, call = Counter(), EmulatedKernel.__call__
     # copies of the first calls, until it is known what a caller writes to
     monkeypatch.setattr(written, "copies", lambda places, code, inputs, apart=0: (inputs, None))

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import generated, naming, pointwise
-from gnnaccel.adapters.pyg.propagate.node_values import Given
-from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call
+from gnnaccel.adapters.tracing import manners
+from gnnaccel.adapters.tracing.attention.traced import Param, Value, _call
+from gnnaccel.adapters.tracing.code import naming
+from gnnaccel.adapters.tracing.nodes.node_values import Given
+from gnnaccel.adapters.tracing.nodes.nodes_read import node_rows
+from gnnaccel.adapters.tracing.rows import pointwise
+from gnnaccel.adapters.tracing.rows.row_count import ROWS
+from gnnaccel.adapters.tracing.rows.standins import NUMBERS, Unseen
 
 #: key of a call's arguments: [nodes] in double precision, how many edges enter each
 KEY = "n.in-degree"  # selected with the features of nodes
@@ -163,7 +165,7 @@ class Functions:
             return naming.Torch(value, self._names)
         if value is math or value is np:
             return _Mathematics(value, self._watched)
-        return generated._instead(value)
+        return manners.instead_of(value)
 
 
 class _Mathematics:

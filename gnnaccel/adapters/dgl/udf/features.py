@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate import (beside, channels, generated, linear_maps,
-                                             pointwise)
-from gnnaccel.adapters.pyg.propagate.expressed import AtEdges, CallArguments, Message
-from gnnaccel.adapters.pyg.propagate.kept_values import Own
-from gnnaccel.adapters.pyg.propagate.pointwise import Rows
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.tracing import expressing
+from gnnaccel.adapters.tracing.expressed import AtEdges, CallArguments, Message
+from gnnaccel.adapters.tracing.kept_values import Own
+from gnnaccel.adapters.tracing.rows import beside, channels, linear_maps, pointwise
+from gnnaccel.adapters.tracing.rows.pointwise import Rows
+from gnnaccel.adapters.tracing.rows.standins import Unseen
 from gnnaccel.dispatch.generated import messages as of_dispatch
 from gnnaccel.dispatch.generated.tree import Call, Leaf
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -178,7 +178,7 @@ def _computed(leaf: Leaf, given: Any) -> Tensor:
 def ready(rows: Rows) -> Sent:
     """A message for its calls; Unseen where nothing computes it."""
     scalar = rows.meta.dim() == 1
-    message = generated.found(rows.unsqueeze(-1) if scalar else rows, None)
+    message = expressing.found(rows.unsqueeze(-1) if scalar else rows, None)
     if message is None:
         raise Unseen
     operands, targets = _operands(_tree(rows), tuple(rows.meta.shape[1:]))

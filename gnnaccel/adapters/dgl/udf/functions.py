@@ -21,20 +21,23 @@ from torch import Tensor, nn
 from gnnaccel.adapters import own
 from gnnaccel.adapters.dgl.udf import counts
 from gnnaccel.adapters.guards import TENSORS
-from gnnaccel.adapters.pyg.propagate import (generated, guarded, named_attributes, naming,
-                                              node_values, pointwise, tracing)
-from gnnaccel.adapters.pyg.propagate.message import _named, codes
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Param
-from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
-from gnnaccel.adapters.pyg.propagate.traced_modules import (Looks, _runs_own_code, functions,
+from gnnaccel.adapters.tracing import expressing, manners, tracing
+from gnnaccel.adapters.tracing.attention.traced import Param
+from gnnaccel.adapters.tracing.code import named_attributes, naming
+from gnnaccel.adapters.tracing.layer import guarded
+from gnnaccel.adapters.tracing.layer.traced_layer import Layer
+from gnnaccel.adapters.tracing.layer.traced_modules import (Looks, _runs_own_code, functions,
                                                             module_of)
+from gnnaccel.adapters.tracing.message import _named, codes
+from gnnaccel.adapters.tracing.nodes import node_values
+from gnnaccel.adapters.tracing.rows import pointwise
+from gnnaccel.adapters.tracing.rows.standins import Unseen
 
 #: names of batches, tensors and torch that a function may use
-NAMES = generated.NAMES | node_values.NAMES | counts.NAMES | {
+NAMES = manners.NAMES | node_values.NAMES | counts.NAMES | {
     "src", "dst", "data", "mailbox", "softmax", "max", "min", "values", "pop", "canonical_etype",
     "_etype"}
-_MANNER = tracing.Manner(NAMES, generated.prepared, pointwise.rows, generated.found, True,
+_MANNER = tracing.Manner(NAMES, manners.prepared, pointwise.rows, expressing.found, True,
                          functions=counts.Functions)
 _PLAIN = guarded.PLAIN
 _ARGUMENTS = 0x04 | 0x08  # of code: *args and **kwargs

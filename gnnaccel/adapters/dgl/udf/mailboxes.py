@@ -19,16 +19,17 @@ from torch import Tensor
 
 from gnnaccel.adapters.dgl.udf import counts, features
 from gnnaccel.adapters.dgl.udf.messages import Fields
-from gnnaccel.adapters.pyg.propagate import channels, node_values, pointwise
-from gnnaccel.adapters.pyg.propagate.expressed import Once
-from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeCount, NodeValue
-from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
-from gnnaccel.adapters.pyg.propagate.pointwise import Rows
-from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.standins import Refuses, Unseen
-from gnnaccel.adapters.pyg.propagate.traced import Param, Value, _call, meta_of
-from gnnaccel.adapters.pyg.propagate.untold import Sequence
+from gnnaccel.adapters.tracing.attention.traced import Param, Value, _call, meta_of
+from gnnaccel.adapters.tracing.expressed import Once
+from gnnaccel.adapters.tracing.nodes import node_values
+from gnnaccel.adapters.tracing.nodes.node_values import Given, NodeCount, NodeValue
+from gnnaccel.adapters.tracing.nodes.nodes_read import node_rows
+from gnnaccel.adapters.tracing.rows import channels, pointwise
+from gnnaccel.adapters.tracing.rows.pointwise import Rows
+from gnnaccel.adapters.tracing.rows.pointwise_calls import OPERATIONS
+from gnnaccel.adapters.tracing.rows.row_count import ROWS
+from gnnaccel.adapters.tracing.rows.standins import Refuses, Unseen
+from gnnaccel.adapters.tracing.rows.untold import Sequence
 
 #: the degree that a stand-in shows: a prime other than `ROWS`, the number of rows
 DEGREE = 7907

@@ -13,11 +13,11 @@ from gnnaccel.adapters.dgl.udf.features import Sent
 from gnnaccel.adapters.dgl.udf.functions import ENDS, Guard, Opened, Run, opened
 from gnnaccel.adapters.dgl.udf.mailboxes import Nodes, Steps
 from gnnaccel.adapters.dgl.udf.messages import Edges, Fields
-from gnnaccel.adapters.pyg.propagate import kept_values
-from gnnaccel.adapters.pyg.propagate.expressed import Effect
-from gnnaccel.adapters.pyg.propagate.noted import followed, notes
-from gnnaccel.adapters.pyg.propagate.pointwise import Deferred, Rows
-from gnnaccel.adapters.pyg.propagate.straight import combined
+from gnnaccel.adapters.tracing import kept_values
+from gnnaccel.adapters.tracing.expressed import Effect
+from gnnaccel.adapters.tracing.nodes.straight import combined
+from gnnaccel.adapters.tracing.noted import followed, notes
+from gnnaccel.adapters.tracing.rows.pointwise import Deferred, Rows
 from gnnaccel.dispatch.policy.names import IdentityMap
 from gnnaccel.dispatch.run.autograd import Keeping
 

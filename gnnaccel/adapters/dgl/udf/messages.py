@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.udf.features import PLACES, Feature
-from gnnaccel.adapters.pyg.propagate import channels, kept_values, pointwise
-from gnnaccel.adapters.pyg.propagate.nodes_read import node_rows
-from gnnaccel.adapters.pyg.propagate.pointwise import Rows
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
+from gnnaccel.adapters.tracing import kept_values
+from gnnaccel.adapters.tracing.nodes.nodes_read import node_rows
+from gnnaccel.adapters.tracing.rows import channels, pointwise
+from gnnaccel.adapters.tracing.rows.pointwise import Rows
+from gnnaccel.adapters.tracing.rows.row_count import ROWS
+from gnnaccel.adapters.tracing.rows.standins import Unseen
 
 #: place of the relation's name among frames, and its key among the forms read
 KINDS, ETYPE = "t", "t.etype"

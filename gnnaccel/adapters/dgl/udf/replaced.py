@@ -21,7 +21,7 @@ from gnnaccel.adapters.dgl.ops.replaced import layers
 from gnnaccel.adapters.dgl.udf import messages as messages_
 from gnnaccel.adapters.guards import context_reason, inference_reason, subclass_reason
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.ops import route
 from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph

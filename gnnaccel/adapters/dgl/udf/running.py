@@ -16,10 +16,10 @@ from torch import Tensor
 from gnnaccel.adapters.dgl.graphs import Edges
 from gnnaccel.adapters.dgl.udf import counts
 from gnnaccel.adapters.dgl.udf.features import DOT, Sent
-from gnnaccel.adapters.dgl.udf.memory import Found, Reduced
 from gnnaccel.adapters.dgl.udf.mailboxes import KEPT, SOFTMAX
-from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
-from gnnaccel.cuda import driver
+from gnnaccel.adapters.dgl.udf.memory import Found, Reduced
+from gnnaccel.adapters.tracing.expressed import CallArguments
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.ops import aggregation_cuda, torch_ops
 from gnnaccel.dispatch.ops.aggregation import Aggregation

@@ -14,7 +14,7 @@ from gnnaccel.adapters.pyg import calls
 from gnnaccel.adapters.pyg.hetero import hetero_gat, inner_convs
 from gnnaccel.adapters.pyg.hetero.inner_convs import Together
 from gnnaccel.adapters.pyg.layers import gatv2
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import JoinedSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason

@@ -17,11 +17,11 @@ from torch.nn.parameter import UninitializedParameter
 
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import relations
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import dict_maps, statements
-from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.relational.edges import Ends
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 # types below which PyG, too, calls one map after the other: laying rows side by side costs as much

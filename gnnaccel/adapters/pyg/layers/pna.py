@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.adapters.pyg import calls, edges, guards
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.ops import several, towers
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec, in_degrees
 from gnnaccel.dispatch.ops.towers import Degrees, Runs

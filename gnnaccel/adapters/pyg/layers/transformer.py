@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.calls import ordinary_weight
-from gnnaccel.adapters.calls import rows as plain_rows
+from gnnaccel.adapters.calls import ordinary_weight, rows as plain_rows
 from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.adapters.pyg import calls, edges, guards
-from gnnaccel.cuda.launch import MAX_WIDTH
+from gnnaccel.cuda.runtime.launch import MAX_WIDTH
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason

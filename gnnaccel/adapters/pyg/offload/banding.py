@@ -17,7 +17,7 @@ from gnnaccel.adapters.pyg.distributed import arguments, calls, layers
 from gnnaccel.adapters.pyg.distributed.arguments import Arguments
 from gnnaccel.adapters.pyg.distributed.calls import within
 from gnnaccel.adapters.pyg.offload import steps
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.distributed import state
 from gnnaccel.dispatch.distributed.building import Relation
 from gnnaccel.dispatch.distributed.draws import Draws

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from gnnaccel.adapters.own import Path, path_of
 from gnnaccel.adapters.pyg.propagate import reductions
-from gnnaccel.adapters.pyg.propagate.standins import Arguments, Form
-from gnnaccel.cuda import capture
+from gnnaccel.adapters.tracing.rows.standins import Arguments, Form
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays, destinations
 from gnnaccel.dispatch.graph.tensor_ref import TensorMap
 from gnnaccel.dispatch.policy.reasons import Reason, reason

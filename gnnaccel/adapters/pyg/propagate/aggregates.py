@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.guards import context_reason
-from gnnaccel.adapters.pyg.propagate import (channels, generated, guarded, kept_values,
-                                              own_aggregations,
-                                             pointwise, reading, tracing)
-from gnnaccel.adapters.pyg.propagate.expressed import Once
-from gnnaccel.adapters.pyg.propagate.joined import joined
-from gnnaccel.adapters.pyg.propagate.node_values import NodeCount, NodeValue
-from gnnaccel.adapters.pyg.propagate.noted import notes
-from gnnaccel.adapters.pyg.propagate.standins import Form, Unseen
-from gnnaccel.adapters.pyg.propagate.straight import combined
+from gnnaccel.adapters.pyg.propagate import generated, own_aggregations, reading
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
 from gnnaccel.adapters.pyg.propagate.traced_aggregates import Traced, aggregated
-from gnnaccel.cuda import capture
+from gnnaccel.adapters.tracing import expressing, kept_values, manners, tracing
+from gnnaccel.adapters.tracing.expressed import Once
+from gnnaccel.adapters.tracing.joined import joined
+from gnnaccel.adapters.tracing.layer import guarded
+from gnnaccel.adapters.tracing.nodes.node_values import NodeCount, NodeValue
+from gnnaccel.adapters.tracing.nodes.straight import combined
+from gnnaccel.adapters.tracing.noted import notes
+from gnnaccel.adapters.tracing.rows import channels, pointwise
+from gnnaccel.adapters.tracing.rows.standins import Form, Unseen
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.generated.messages import Generated, Part, Several
 from gnnaccel.dispatch.graph import self_loops
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
@@ -164,7 +165,7 @@ def _found(out: Any, layer: Any) -> _Summed | None:
     # those that are reduced
     if (traced.ends or notes().own or traced.by_rows or notes().conditions
         or not all(one is sent for one in rows) or len(set(reduces)) < len(reduces)
-        or any(map(generated.side_by_side, rows))):
+        or any(map(expressing.side_by_side, rows))):
         messages, reduces, counts = messages_of(reductions, layer)
 
     of_reductions, put = combined(traced, result, places), any(count for count, _, _ in counts)
@@ -187,14 +188,14 @@ def messages_of(reductions: list[tuple[pointwise.Rows, str]], layer: Any) -> tup
     for rows, reduce in reductions:
         if isinstance(rows, pointwise.Deferred) and rows.is_made:
             rows = rows.alone()  # others are made of it: what cancels out does so to the last bit
-        parts: list[Any] = [*generated.side_by_side(rows)]
+        parts: list[Any] = [*expressing.side_by_side(rows)]
         count, put, dim = len(parts), torch.cat, rows.along if parts else 0
         if not parts:
             try:
-                parts = [generated.found(rows, layer)]
+                parts = [expressing.found(rows, layer)]
             except Unseen:
                 several, dim = channels.apart(rows)
-                parts = [generated.found(one, layer) for one in several]
+                parts = [expressing.found(one, layer) for one in several]
                 count, put = len(several), torch.stack
         for one in parts:
             if one is None:
@@ -233,5 +234,5 @@ def result_of(value: Any) -> Any:
     raise Unseen
 
 
-_MANNER = tracing.Manner(generated.OF_MESSAGES, generated.prepared, pointwise.rows, _found, True,
+_MANNER = tracing.Manner(manners.OF_MESSAGES, manners.prepared, pointwise.rows, _found, True,
                          aggregated, kept_values.kept, Traced, wholes=True)

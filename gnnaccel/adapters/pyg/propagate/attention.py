@@ -18,21 +18,23 @@ from torch import Tensor
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate import (attention_repeated, channels, naming, node_counts,
-                                             reading, rearranged, reductions, repeated_calls,
-                                             tracing)
+from gnnaccel.adapters.pyg.propagate import (attention_repeated, node_counts, reading, reductions,
+                                             repeated_calls)
 from gnnaccel.adapters.pyg.propagate.attention_repeated import BoundMessage
-from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
-from gnnaccel.adapters.pyg.propagate.graph_functions import Package
-from gnnaccel.adapters.pyg.propagate.nodes_read import argument, of_read
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.specials import Special
-from gnnaccel.adapters.pyg.propagate.standins import Unseen, rows
-from gnnaccel.adapters.pyg.propagate.traced import Node
-from gnnaccel.adapters.pyg.propagate.traced_scores import Alpha, Weighted, score_of
-from gnnaccel.adapters.pyg.propagate.traced_views import argument_rows
-from gnnaccel.adapters.pyg.propagate.traced_layer import Layer, by_name
-from gnnaccel.adapters.pyg.propagate.tracing import Trace
+from gnnaccel.adapters.tracing import tracing
+from gnnaccel.adapters.tracing.attention.traced import Node
+from gnnaccel.adapters.tracing.attention.traced_scores import Alpha, Weighted, score_of
+from gnnaccel.adapters.tracing.attention.traced_views import argument_rows
+from gnnaccel.adapters.tracing.code import naming
+from gnnaccel.adapters.tracing.expressed import CallArguments
+from gnnaccel.adapters.tracing.graph_functions import Package
+from gnnaccel.adapters.tracing.layer.traced_layer import Layer, by_name
+from gnnaccel.adapters.tracing.nodes.nodes_read import argument, of_read
+from gnnaccel.adapters.tracing.rows import channels, rearranged
+from gnnaccel.adapters.tracing.rows.row_count import ROWS
+from gnnaccel.adapters.tracing.rows.specials import Special
+from gnnaccel.adapters.tracing.rows.standins import Unseen, rows
+from gnnaccel.adapters.tracing.tracing import Trace
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.ops.graph import OpGraph

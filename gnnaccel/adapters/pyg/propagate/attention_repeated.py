@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.propagate.standins import rows
-from gnnaccel.adapters.pyg.propagate.traced import Node, Param
+from gnnaccel.adapters.tracing.attention.traced import Node, Param
+from gnnaccel.adapters.tracing.rows.standins import rows
 from gnnaccel.dispatch.graph.isolated import isolated
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.run import attention_slices

@@ -13,7 +13,7 @@ from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.propagate import (adjacency, attention, completing, new_graphs_native,
                                              new_graphs_taken, reading, repeated_calls, visit)
 from gnnaccel.adapters.pyg.propagate.described import described
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda.runtime import capture, driver
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.graph import self_loops
 from gnnaccel.dispatch.memory import layer_memory
@@ -23,8 +23,7 @@ from gnnaccel.dispatch.ops import aggregation_cost, aggregation_cuda, aggregatio
 from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
-from gnnaccel.dispatch.quantized import aggregation as quantized
-from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.quantized import aggregation as quantized, settings
 from gnnaccel.dispatch.run.autograd import checkpointed
 from gnnaccel.dispatch.uncompiled import uncompiled
 from gnnaccel.errors import GraphError

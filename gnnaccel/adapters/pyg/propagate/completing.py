@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.propagate import reading
-from gnnaccel.adapters.pyg.propagate.expressed import CallArguments
-from gnnaccel.adapters.pyg.propagate.standins import Form
+from gnnaccel.adapters.tracing.expressed import CallArguments
+from gnnaccel.adapters.tracing.rows.standins import Form
 from gnnaccel.dispatch.generated import messages as generated
 from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.aggregation import Aggregation

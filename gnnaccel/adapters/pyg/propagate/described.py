@@ -17,7 +17,7 @@ import torch
 from gnnaccel.adapters import guards
 from gnnaccel.adapters.pyg.guards import REDUCING
 from gnnaccel.adapters.pyg.propagate import reading, reductions
-from gnnaccel.adapters.pyg.propagate.standins import NUMBERS
+from gnnaccel.adapters.tracing.rows.standins import NUMBERS
 from gnnaccel.dispatch.generated.messages import Part
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.policy.config import Config

@@ -11,95 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (beside, channels, function_names, kept_values,
-                                             linear_maps, naming, pointwise, reading, reductions,
-                                             stacks, supers, tracing)
-from gnnaccel.adapters.pyg.propagate.expressed import Message, expressed
-from gnnaccel.adapters.pyg.propagate.joined import joined
-from gnnaccel.adapters.pyg.propagate.pointwise_calls import OPERATIONS
-from gnnaccel.adapters.pyg.propagate.specials import Special
-from gnnaccel.adapters.pyg.propagate.standins import NUMBERS, Form, Unseen
+from gnnaccel.adapters.pyg.propagate import reading, reductions
 from gnnaccel.adapters.pyg.propagate.stock import Aggregate
-from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
-from gnnaccel.adapters.pyg.propagate.weighted import weighted
-from gnnaccel.cuda import driver
+from gnnaccel.adapters.tracing import expressing, kept_values, manners, tracing
+from gnnaccel.adapters.tracing.expressed import Message
+from gnnaccel.adapters.tracing.joined import joined
+from gnnaccel.adapters.tracing.rows import pointwise, stacks
+from gnnaccel.adapters.tracing.rows.standins import Form
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.generated.messages import EXTREMA, REDUCES, Generated, Part, Several
-from gnnaccel.dispatch.generated.tree import leaves
 from gnnaccel.dispatch.ops import aggregation_messages
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-
-_MOST_PARTS = 4  # messages side by side, each of which is a kernel
-NAMES = frozenset((
-    *OPERATIONS, *pointwise.NAMES, *pointwise.IN_PLACE, *function_names.BESIDE, "linear",
-    "matmul", "mm", "dropout", "dim", "ndim", "shape", "size", "nn", "functional", "special",
-    "multiply", "subtract", "divide", "true_divide", "negative", "absolute", "pi", "e",
-    "float32", "float64", "float16", "bfloat16", "half", "int64"))
-#: other names in messages: functions of PyG and others, contents of dictionaries, and what
-#: they may have in a branch that is not taken
-OF_MESSAGES = NAMES | function_names.NAMES | {
-    "indices",  # of what sorts
-    "scatter", "scatter_add", "scatter_sum", "scatter_mean", "scatter_max",
-    "scatter_min", "scatter_softmax", "utils", "degree",
-    "index_select", "rearrange", "no_grad", "enable_grad", "dtype", "device", "items", "keys",
-    "values", "get",
-    "numel", "bmm", "repeat", "stack", "zeros", "max", "item",
-    "arange", "linspace", "logspace", "eye", "full", "tensor", "cpu", "cuda", "numpy", "tolist",
-    "ones", "new_ones", "new_zeros", "zeros_like", "ones_like", "einsum", "any", "all", "nonzero",
-    "linalg", "vector_norm", "t", "T", "bincount",
-    "Tensor", "Module",  # of which something may be one
-    "scatter_add_", "index_add", "index_add_",  # into zeros
-    "append",  # of lists that the message makes itself, as no others come to it
-    "format", "startswith", "endswith", "lower", "upper",  # of texts
-    # PyG's BatchNorm, of a single row
-    "batch_norm", "running_mean", "running_var", "weight", "bias", "eps"}
-
-
-def prepared(function: Any, layer: Layer) -> Any:
-    """``function`` with stand-ins for what it names, where it can do nothing but compute."""
-    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            if variable == supers.CELL:
-                if not naming.class_for_super(function.__code__):
-                    return None
-            elif not may_be_read(cell.cell_contents):
-                return None
-        except ValueError:  # nothing is in it yet
-            return None
-    functions = layer._traced_functions
-
-    def instead(name: str, value: Any) -> Any:
-        if functions is None:
-            return _instead(value)
-        if value is super:
-            return supers.above(function, layer)
-        if isinstance(value, type) and value in type(layer._traced_layer).__mro__:
-            return supers.Class(value, layer)
-        stands = functions.instead(value)
-        if stands is None:
-            stands = layer._traced_global(function.__globals__, name, value)
-        if stands is None and value is not None and not naming.is_known(
-            value, layer._traced_manner.names):
-            return Special("")  # a branch that is not taken may name it
-        return stands
-
-    replacements = naming.globals_in_place(function, layer._traced_manner.names, instead,
-                                           None if functions is None else functions.imported)
-    return None if replacements is None else (
-        naming.with_globals(function, replacements) if replacements else function)
-
-
-def may_be_read(value: Any) -> bool:
-    return type(value) in NUMBERS
-
-
-def _instead(value: Any) -> Any:
-    """Stand-in for a global value: a number stands for itself."""
-    if own.is_function(value, "torch_geometric", "softmax"):
-        return channels.softmax
-    return value if may_be_read(value) else None
 
 
 class Parts(NamedTuple):
@@ -113,42 +37,12 @@ class Parts(NamedTuple):
 
 
 def _found(out: Any, layer: Any) -> Message | Parts | None:
-    return _parts(out, layer) or found(out, layer)
-
-
-def found(out: Any, layer: Any) -> Message | None:
-    if isinstance(out, stacks.Stacked):
-        message = found(stacks.message(out, layer), layer)
-        return message and message._replace(turned=True)
-    if not isinstance(out, pointwise.Rows) or not out.meta.is_floating_point():
-        return None
-    summed = out.of_sum() if isinstance(out, linear_maps.Mapped) else None
-    if summed is not None:
-        rows, *maps = summed
-        message = _of_rows(rows)
-        return message and message._replace(after=(*maps, out.roots, out.meta.shape[1]),
-                                            mapped=_mapped(out))
-    return _of_rows(out.alone())
-
-
-def side_by_side(rows: pointwise.Rows) -> tuple[Message, ...]:
-    """The messages of rows that are several side by side; none where all are at one end, so that
-    torch puts them together before, where they are no floats, or where kernels cannot be written
-    for one."""
-    if type(rows) is not beside.Beside or rows.is_made or len(rows.parts) > _MOST_PARTS or (
-        not rows.meta.is_floating_point()
-        or len(set().union(*map(channels.ends, rows.parts))) < 2):
-        return ()
-    try:
-        messages = [_of_rows(part.alone()) for part in rows.parts]
-    except Unseen:
-        return ()
-    return () if None in messages else tuple(messages)  # type: ignore[arg-type]  # no None
+    return _parts(out, layer) or expressing.found(out, layer)
 
 
 def _parts(out: Any, layer: Any) -> Parts | None:
     """`Parts` of what a message gives, if it is such a one."""
-    messages = side_by_side(out) if isinstance(out, pointwise.Rows) else ()
+    messages = expressing.side_by_side(out) if isinstance(out, pointwise.Rows) else ()
     if not messages:
         return None
     dim = out.along
@@ -162,34 +56,12 @@ def _parts(out: Any, layer: Any) -> Parts | None:
         return torch.cat(results, dim)
 
     known = reading.Known(type(layer), Aggregate(reduces, None, combine))
-    return Parts(messages, known, _mapped(out))
+    return Parts(messages, known, expressing.mapped(out))
 
 
-def _of_rows(rows: pointwise.Rows) -> Message | None:
-    shape = tuple(rows.meta.shape[1:])
-    if not leaves(rows.tree):
-        return None
-    message = expressed(rows.tree, shape)
-    return message and message._replace(weighted=weighted(rows.tree, shape))
-
-
-def _mapped(out: pointwise.Rows) -> Message | None:
-    """A message that ends in a map, as one of rows that were mapped at their ends."""
-    try:
-        return _of_rows(out.alone())
-    except Unseen:
-        return None
-
-
-def functions(layer: Layer) -> Any:
-    """Stand-ins for functions of PyG and others."""
-    from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions  # needs this module
-
-    return GraphFunctions(layer)
-
-
-_MANNER = tracing.Manner(OF_MESSAGES, prepared, pointwise.rows, _found, True, kept=kept_values.kept,
-                         functions=functions, stacked=stacks.stand_in, wholes=True)
+_MANNER = tracing.Manner(manners.OF_MESSAGES, manners.prepared, pointwise.rows, _found, True,
+                         kept=kept_values.kept, functions=manners.functions,
+                         stacked=stacks.stand_in, wholes=True)
 
 
 def form(layer: Any, known: reading.Known, kwargs: dict, edge_index: Any,

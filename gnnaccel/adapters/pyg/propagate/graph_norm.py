@@ -22,7 +22,7 @@ from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg.propagate import graph_loops, kept_results, weighted_norm
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda.runtime import capture, driver
 from gnnaccel.dispatch.graph.structure import check_ids
 from gnnaccel.dispatch.policy.config import current, silenced
 from gnnaccel.dispatch.uncompiled import uncompiled

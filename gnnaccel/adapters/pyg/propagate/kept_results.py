@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.pyg.propagate import graph_loops
-from gnnaccel.cuda import capture, driver
+from gnnaccel.cuda.runtime import capture, driver
 from gnnaccel.dispatch.graph import cache, ledger, ordered_weights
 from gnnaccel.dispatch.policy.config import current, silenced
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled

@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel.adapters.pyg.propagate import reading
 from gnnaccel.adapters.pyg.propagate.adjacency import edges_of, is_matrix
 from gnnaccel.adapters.pyg.propagate.described import described, rows_like, width
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.memory.native_cache import STREAK, UNLOOKED

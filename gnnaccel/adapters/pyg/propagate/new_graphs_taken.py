@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel.adapters.pyg.propagate import (completing, node_counts, reading, reductions,
                                               repeated_calls)
 from gnnaccel.adapters.pyg.propagate.described import Arguments, Described, understood, width
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory import layer_memory
 from gnnaccel.dispatch.observe import counters

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.guards import TENSORS
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.cuda import capture
+from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 

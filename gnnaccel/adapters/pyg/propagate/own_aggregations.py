@@ -7,8 +7,8 @@ from typing import Any
 
 from gnnaccel.adapters.own import home, is_method
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.traced_layer import Inside
+from gnnaccel.adapters.tracing.layer.traced_layer import Inside
+from gnnaccel.adapters.tracing.rows.standins import Unseen
 
 
 def is_aggregation(value: Any) -> bool:

@@ -12,11 +12,12 @@ from torch import Tensor
 from gnnaccel.adapters.guards import TENSORS as TENSORS
 from gnnaccel.adapters.own import FUNCTION, GATHERS, MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards
-from gnnaccel.adapters.pyg.propagate import (adjacency, defaults, message, node_counts,
-                                              own_aggregations, reductions, stock)
+from gnnaccel.adapters.pyg.propagate import (adjacency, node_counts, own_aggregations, reductions,
+                                             stock)
+from gnnaccel.adapters.tracing import message
+from gnnaccel.adapters.tracing.code import defaults
 from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
-from gnnaccel.dispatch.ops import aggregation
-from gnnaccel.dispatch.ops import aggregation_means as means
+from gnnaccel.dispatch.ops import aggregation, aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.graph import OpGraph, ProductGraph
 from gnnaccel.dispatch.policy.names import IdentityMap

@@ -154,7 +154,7 @@ def routed(native: Callable) -> Callable:
     from gnnaccel.adapters.pyg.compile.messages import inside
     from gnnaccel.adapters.pyg.propagate import calls
     from gnnaccel.adapters.pyg.propagate.calls import fast_path
-    from gnnaccel.cuda.capture import capturing
+    from gnnaccel.cuda.runtime.capture import capturing
     from gnnaccel.dispatch.memory.layer_memory import MISSED
     from gnnaccel.dispatch.observe import records
     from gnnaccel.dispatch.policy.config import current

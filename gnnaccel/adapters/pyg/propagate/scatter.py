@@ -28,7 +28,7 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import TENSORS, context_reason
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.observe.counters import count
 from gnnaccel.dispatch.observe.records import listening
 from gnnaccel.dispatch.ops import by_index, route

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from gnnaccel.adapters.own import path_of
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.propagate.standins import Arguments, Form, rows
+from gnnaccel.adapters.tracing.rows.standins import Arguments, Form, rows
 from gnnaccel.dispatch.ops.aggregation import Reduce
 from gnnaccel.dispatch.ops.messages import Gated, Rectified
 from gnnaccel.dispatch.policy.reasons import Reason, reason

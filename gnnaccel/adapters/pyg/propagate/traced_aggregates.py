@@ -17,21 +17,22 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg.propagate import (generated, guarded, kinds, named_attributes, naming,
-                                              own_aggregations, pointwise, reading, reductions,
-                                              supers, tracing, zero_rows)
-from gnnaccel.adapters.pyg.propagate.graph_functions import GraphFunctions
-from gnnaccel.adapters.pyg.propagate.message import _named, codes
-from gnnaccel.adapters.pyg.propagate.node_values import NAMES as OF_NODES
-from gnnaccel.adapters.pyg.propagate.node_values import Given, NodeValue
-from gnnaccel.adapters.pyg.propagate.specials import IDS, Special
-from gnnaccel.adapters.pyg.propagate.standins import Unseen
-from gnnaccel.adapters.pyg.propagate.row_count import ROWS
-from gnnaccel.adapters.pyg.propagate.traced import Make, Param
-from gnnaccel.adapters.pyg.propagate.traced_layer import Layer
+from gnnaccel.adapters.pyg.propagate import own_aggregations, reading, reductions
+from gnnaccel.adapters.tracing import manners, tracing
+from gnnaccel.adapters.tracing.attention.traced import Make, Param
+from gnnaccel.adapters.tracing.code import kinds, named_attributes, naming, supers
+from gnnaccel.adapters.tracing.graph_functions import GraphFunctions
+from gnnaccel.adapters.tracing.layer import guarded
+from gnnaccel.adapters.tracing.layer.traced_layer import Layer
+from gnnaccel.adapters.tracing.message import _named, codes
+from gnnaccel.adapters.tracing.nodes.node_values import Given, NAMES as OF_NODES, NodeValue
+from gnnaccel.adapters.tracing.rows import pointwise, zero_rows
+from gnnaccel.adapters.tracing.rows.row_count import ROWS
+from gnnaccel.adapters.tracing.rows.specials import IDS, Special
+from gnnaccel.adapters.tracing.rows.standins import Unseen
 from gnnaccel.dispatch.generated.tree import leaves
 
-_NAMES = generated.OF_MESSAGES | OF_NODES | zero_rows.NAMES | {"aggregate", "aggr_module"}
+_NAMES = manners.OF_MESSAGES | OF_NODES | zero_rows.NAMES | {"aggregate", "aggr_module"}
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR")
 
 
@@ -96,7 +97,7 @@ def _rows(end: str, make: Make, meta: Tensor, name: str) -> pointwise.Rows:
     return Given(stand_in, make, name)
 
 
-_OF_AGGREGATE = tracing.Manner(_NAMES, generated.prepared, _rows, lambda out, layer: None, True,
+_OF_AGGREGATE = tracing.Manner(_NAMES, manners.prepared, _rows, lambda out, layer: None, True,
                                wholes=True)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import graph_loops, kept_results
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph import ordered_weights, self_loops
 
 

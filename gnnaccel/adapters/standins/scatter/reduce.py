@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from gnnaccel.adapters.guards import context_reason
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.observe.records import listening
 from gnnaccel.dispatch.ops import by_index, route
 from gnnaccel.dispatch.policy.config import Config, current

@@ -1,0 +1,1 @@
+"""Stand-ins for what attention is made of."""

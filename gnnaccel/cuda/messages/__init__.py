@@ -1,0 +1,1 @@
+"""Kernels that are written for users' messages."""

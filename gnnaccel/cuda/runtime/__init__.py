@@ -1,0 +1,1 @@
+"""How kernels come to a GPU: texts, compilation, launches, captures."""

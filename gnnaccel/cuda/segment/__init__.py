@@ -1,0 +1,1 @@
+"""Products with a matrix for each relation, and of tall matrices."""

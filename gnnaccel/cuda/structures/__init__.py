@@ -1,0 +1,1 @@
+"""Index arrays of graphs, and how rows of edges are divided among warps."""

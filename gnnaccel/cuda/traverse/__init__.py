@@ -1,0 +1,1 @@
+"""Sums, extrema and weights over the edges that enter a node."""

@@ -53,6 +53,36 @@ def test_steps(gpu, name):
     assert captured["replays"] and not captured["refused"] or name in NOT, captured
 
 
+class Stack(torch.nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, x, edge_index):
+        for layer in self.layers:
+            x = layer(x, edge_index).relu()
+        return x
+
+
+def test_what_the_capture_decides_is_made_before(gpu):
+    """A layer that stayed native is captured by kernels once others have built the structure; and a
+    refused capture says why, also where torch ended it."""
+    torch.manual_seed(0)
+    model = Stack(pyg.SAGEConv(24, 16), pyg.SAGEConv(16, 5)).to(gpu.device)
+    x, edge_index = torch.randn(2700, 24), torch.randint(2700, (2, 10800))
+    x, edge_index = x.to(gpu.device), edge_index.to(gpu.device)
+    modules.reset()
+    with gnnaccel.enabled(capture=True):
+        for number in range(16):
+            if number == 6:
+                torch.nn.utils.parametrizations.weight_norm(model.layers[0].lin_l)
+            found = step(model, (x, edge_index))
+            with gnnaccel.disabled():
+                assert close(found, step(model, (x, edge_index)), 1e-4), number
+        captured = gnnaccel.status()["captured"]
+    assert captured["replays"] and not captured["refused"], captured
+
+
 def test_masks_are_new_in_each_replay_and_those_of_its_backward(gpu):
     """Without attention weights the result is linear in x, so x . dx is the result again."""
     layer = pyg.GATConv(8, 4, heads=2, dropout=0.5, bias=False).to(gpu.device)

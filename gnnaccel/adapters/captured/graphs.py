@@ -24,6 +24,7 @@ from gnnaccel.adapters.captured.results import (
     Backward, Refused, Tied, alike, saved_for, through, used_of)
 from gnnaccel.adapters.captured.streams import in_turn
 from gnnaccel.cuda.runtime import capture
+from gnnaccel.dispatch.observe import records
 from gnnaccel.dispatch.run.autograd import one_by_one
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
@@ -121,7 +122,8 @@ class Captured:
     def _warm_up(self) -> None:
         work, versions = self.work, [t._version for t in self._static]
         numbers = host.Numbers(work.device)
-        with on_the_side(work.device):
+        # as in the capture, where nothing is remembered: what that needs of a graph is made here
+        with on_the_side(work.device), records.told():
             for _ in range(2):
                 form, outs = work.run(self._static)
                 wanted = [out for out in outs if out.requires_grad]
@@ -376,14 +378,16 @@ def record(work: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Ca
 
 
 def _recover(generator: Any, clean: Any, index: int, pool: Any) -> None:
-    """Recover from a capture that failed: torch's allocator and generator are still in it. The one
-    is told that it is over; the other is by the end of another, empty capture. ``clean``: the
-    generator's state from before, for a torch in which that is not enough; graphs that were
-    captured earlier would then draw from the state that they know."""
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        end = getattr(torch._C, name, None)
-        if end is not None:
+    """Recover from a capture that failed, unless torch ended it: its allocator and generator are
+    still in it. The one is told that it is over; the other is by the end of another, empty capture.
+    ``clean``: the generator's state from before, for a torch in which that is not enough; graphs
+    that were captured earlier would then draw from the state that they know."""
+    if (end := getattr(torch._C, "_cuda_endAllocateToPool", None)) is not None:
+        try:
             end(index, pool)
+        except RuntimeError:  # nothing is recorded into the pool: the capture had its end
+            return
+        torch._C._cuda_releasePool(index, pool)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a graph that is empty
         with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):

@@ -131,7 +131,7 @@ def test_the_check_sees_a_violation(module, source):
 
 
 @pytest.mark.parametrize("module, source, package", [
-    ("gnnaccel.dispatch.router", "from gnnaccel.cuda import driver\nimport torch", False),
+    ("gnnaccel.dispatch.router", "from gnnaccel.cuda.runtime import driver\nimport torch", False),
     ("gnnaccel.dispatch", "from .graph import GraphView", True),
     ("gnnaccel.cuda.runtime.driver", "def f():\n    import cupy", False),
     ("gnnaccel.adapters.pyg", "def f():\n    from torch_geometric.nn import GATConv", True),

@@ -141,7 +141,7 @@ import sys, torch
 from cupy.cuda import compiler
 compiled, true = [], compiler._NVRTCProgram.compile
 compiler._NVRTCProgram.compile = lambda self, *args, **kwargs: (compiled.append(self.src), true(self, *args, **kwargs))[1]
-from gnnaccel.cuda import driver
+from gnnaccel.cuda.runtime import driver
 from tests.cuda import variants
 for defines in variants.sample_defines("column_sum")[:2]:
     driver.current().kernel("column_sum", "column_sum", defines)

@@ -153,6 +153,7 @@ def _nearly_decided(device, score: str):
     return problem
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("score", SCORES)
 def test_one_edge_takes_nearly_all(device, score):
     """Its gradient is a difference no larger than roundings, but balances that of the other edge.
@@ -294,6 +295,7 @@ def test_scores_kept_between_the_passes(device, chunk_edges, monkeypatch, chunk,
                           for name in got)
 
 
+@pytest.mark.long
 def test_scores_kept_with_wide_offsets_and_without_edges(device, chunk_edges, monkeypatch):
     chunk_edges(16)
     _large(monkeypatch)

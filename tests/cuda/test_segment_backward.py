@@ -108,6 +108,7 @@ def test_rows_from_anywhere_to_anywhere(device, dtype):
     assert (out == 7.0).all(1).sum() == 9
 
 
+@pytest.mark.long
 def test_what_is_added_to_and_the_derivative_of_gelu(device):
     segments, x, dy, w = make(device, LENGTHS, 32, 16)
     plain, dw, _ = together(segments, x, dy, w)
@@ -125,6 +126,7 @@ def test_what_is_added_to_and_the_derivative_of_gelu(device):
         together(segments, x, dy, w, gelu_grad=start, out=start)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blocks,k,n,dtype",
                          [(1, 24, 32, torch.float32), (3, 48, 16, torch.bfloat16)])
 def test_turned_matrices_and_blocks(device, blocks, k, n, dtype):
@@ -231,6 +233,7 @@ def test_gradients_by_what_serves(device, monkeypatch, k, n, fused):
     judge(got, segments, x, dy, w)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sums,transposed", [(False, True), (True, False), (True, True)])
 def test_two_kernels_make_the_same(device, monkeypatch, transposed, sums):
     segments, x, dy, w = make(device, LENGTHS, 32, 16, blocks=2)

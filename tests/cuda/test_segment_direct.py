@@ -64,6 +64,7 @@ def test_sizes(device, k, n, dtype):
     judge("product", multiply(segments, x, w), segments, x, w, floor=2e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype,precision",
                          [(torch.float32, "fp32"), (torch.float32, "tf32"),
                           (torch.bfloat16, "fp32")])

@@ -196,6 +196,7 @@ def test_rows_that_are_not_contiguous(route):
     judged(route, "sum", ei, x, w, N, M)
 
 
+@pytest.mark.long
 def test_half_precision(emulated):
     ei = edges()
     graph = OpGraph(ei, N, M)

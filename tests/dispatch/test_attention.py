@@ -231,6 +231,7 @@ def backward_of(loss, values):
     return [v.grad for v in values]
 
 
+@pytest.mark.long
 @each_kind
 def test_dropout_differs_between_calls_and_repeats_with_the_seed(device, kind):
     problem = KINDS[kind](small(device), 0.5)

@@ -106,6 +106,7 @@ def test_new_kernels_are_compiled_side_by_side_and_likely_ones_ahead(beside):
         assert beside.asked[3:] == [("ahead", prepare), ("together", failing)]
 
 
+@pytest.mark.long
 def test_training_brings_the_kernels_of_evaluation(monkeypatch):
     """What is compiled ahead is what evaluation asks for."""
     geometric = pytest.importorskip("torch_geometric.nn")
@@ -282,7 +283,7 @@ def _run(text: str) -> subprocess.CompletedProcess:
 
 _SLOW = """
 import os, time, threading
-from gnnaccel.cuda import background
+from gnnaccel.cuda.runtime import background
 begun = threading.Event()
 def work():
     for part in ("first", "second"):
@@ -323,7 +324,8 @@ def test_a_fork_does_not_take_along_the_lock_of_configurations():
     done = _run("""
 import os, signal, threading, time
 import gnnaccel
-from gnnaccel.cuda import background, structure
+from gnnaccel.cuda.runtime import background
+from gnnaccel.cuda.structures import structure
 from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy import config as configs
 begun = threading.Event()

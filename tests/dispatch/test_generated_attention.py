@@ -71,6 +71,7 @@ def test_all_kinds_of_inputs(device, seen, hub):
     check(ATTENTION, seen, over, inputs(ATTENTION, seen, over))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("left_out", range(len(ATTENTION.inputs)))
 def test_single_gradients(device, left_out):
     """One input alone wants a gradient, or all others."""

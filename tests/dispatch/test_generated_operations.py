@@ -164,6 +164,7 @@ def test_every_operation_has_a_torch_function():
     assert set(tree.BY_TORCH) == set(OPERATIONS)
 
 
+@pytest.mark.long
 def test_not_a_number(device):
     """NaN and infinities take the way that they take through torch's functions."""
     special = torch.tensor([[float("nan"), float("inf"), -float("inf"), 0.0, 1.0]] * 9)

@@ -92,6 +92,7 @@ def test_what_is_left_to_torch(device, always, x, w):
     assert not always
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls,options",
                          [(GATConv, dict(heads=2)), (GATv2Conv, dict(heads=2)),
                           (TransformerConv, dict())])
@@ -175,6 +176,7 @@ class Filter(MessagePassing):
         return x_j * self.net(edge_attr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both", [False, True])
 def test_networks_of_edges(route, always, both):
     if route.backend != "cuda":
@@ -202,6 +204,7 @@ def test_functions_between_maps_of_edges(route, always, act):
     assert (graphs.E, 16, 64) in always
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act,hidden", [(nn.Softmax(-1), 64), (nn.PReLU(), 64), (nn.SiLU(), 128),
                                         (nn.SiLU(), 24), (nn.Sequential(*[nn.Tanh()] * 6), 64)],
                          ids=str)

@@ -144,6 +144,7 @@ def uneven():
     return x
 
 
+@pytest.mark.long
 def test_int8_rows_err_by_half_a_step_of_their_own_scale(tmp_path):
     x = uneven()
     step = x.abs().amax(1, keepdim=True) / 127

@@ -165,6 +165,7 @@ def different_widths(rank, world, folder):
         return message_of(lambda: distributed.halo_rows(torch.ones(part.data.num_nodes, 2 + rank)))
 
 
+@pytest.mark.long
 def test_rows_of_other_widths_on_other_ranks(tmp_path):
     folder = distributed.partition(graphs.homogeneous(), 2, out=tmp_path / "out")
     found = start(2, different_widths, folder)

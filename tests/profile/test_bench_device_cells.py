@@ -43,6 +43,7 @@ def test_structure_alone_and_with_the_transpose(graph):
             for record in records] == [("csc", None), ("csc+csr", None)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make, score",
                          [(suite_attention.additive, "additive"), (suite_attention.dot, "dot")])
 def test_suite_attention_compute_attention(graph, make, score, monkeypatch):

@@ -20,6 +20,7 @@ emulated = pytest.mark.skipif(shutil.which("g++") is None,
                               reason="the CPU emulation of kernels needs g++")
 
 
+@pytest.mark.long
 @emulated
 @pytest.mark.parametrize("layer", suite_quantized.LAYERS)
 def test_formats_compute_the_same(layer):

@@ -27,6 +27,7 @@ def given(form, edges: int = E) -> list[torch.Tensor]:
     return [x, ei, edge]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_values_and_gradients(kernels, form):
     for train in (True, False):
@@ -98,6 +99,7 @@ vars(torch_scatter).update({name: getattr(of_torch_scatter, name) for name in di
 total = of_torch_scatter.scatter_add
 
 
+@pytest.mark.long
 def test_torch_scatter(kernels, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_scatter", torch_scatter)
     compare(kernels, Chosen(), *given(Chosen))
@@ -123,6 +125,7 @@ class OfTheCaller(Message):
     aggregate = Overwritten.aggregate
 
 
+@pytest.mark.long
 def test_messages_that_are_overwritten(kernels):
     compare(kernels, Overwritten(), *given(Overwritten))
 

@@ -162,6 +162,7 @@ def test_values_and_gradients(kernels, form, train):
     compare(kernels, form(), *given(), train=train)
 
 
+@pytest.mark.long
 def test_vectors_of_heads(kernels):
     vec, turn = torch.randn(N, 3 * WIDTH), graphs.edge_features(E, 3)
     compare(kernels, Turned(), graphs.features(), graphs.square(), vec, turn)

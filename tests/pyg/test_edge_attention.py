@@ -117,6 +117,7 @@ def test_masked_edges(kernels):
     assert torch.allclose(got_grad, grad, 1e-4, 1e-5, equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form, aggr", [(Attended, "mean"), (Attended, "max"), (Keeps, "add"),
                                         (OfEachChannel, "add")])
 def test_others_have_their_weights_written(kernels, form, aggr):

@@ -26,6 +26,7 @@ from tests.pyg.judge import close, compare
 from tests.pyg.test_generated_changes import each_seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_values_and_gradients(kernels, form):
     compare(kernels, form(), *arguments(form))
@@ -161,6 +162,7 @@ def test_results_repeat(kernels):
 
 # --- what is drawn and kept -----------------------------------------------------------------------
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [Dropped, lambda: Attended(0.4)])
 def test_dropout_draws_as_the_host(kernels, form):
     """One mask for a call, though several kernels read what was dropped; the next draws anew."""

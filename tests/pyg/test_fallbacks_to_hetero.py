@@ -200,6 +200,7 @@ def test_explaining_and_comparing(route):
             for one in program.inside] == ["HeteroConv"] * 2 and "aggregate_first" in str(program)
 
 
+@pytest.mark.long
 def test_quantized_layers_inside_go_one_by_one(route):
     made, x, ei = made_for(route)
     with route.on(on_fallback="native"), torch.no_grad():

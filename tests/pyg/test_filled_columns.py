@@ -79,6 +79,7 @@ class FilledCopies(Message):
         return out + 2 * x_j + torch.sin(edge - edge_attr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [FilledDescriptor, FilledTwice, FilledTowers, StackedVectors,
                                  FilledCopies])
 def test_values_and_gradients(kernels, cls):

@@ -114,6 +114,7 @@ def test_a_checkpoint_repeats_its_calls(pending, make, monkeypatch):
     assert x.grad is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [plain, summed])
 def test_a_checkpoint_repeats_calls_whose_quantized_kernels_are_not_there(pending, monkeypatch,
                                                                           make):

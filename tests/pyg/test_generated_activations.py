@@ -158,6 +158,7 @@ def test_corners(kernels, name):
         assert torch.allclose(a, b, atol=1e-6, rtol=1e-5, equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, option, value", [
     ("PReLU", "weight", nn.Parameter(torch.tensor([0.7]))), ("CELU", "alpha", 0.2),
     ("Hardtanh", "max_val", 0.3), ("ReLU6", "max_val", 0.5)])

@@ -328,6 +328,7 @@ class Scored(Message):
         return x_j * softmax(self.score, index).unsqueeze(-1)
 
 
+@pytest.mark.long
 def test_one_row_for_all_edges(kernels):
     x, ei, _ = given()
     agrees(kernels, Scored(), x, ei, torch.randn(1, WIDTH))

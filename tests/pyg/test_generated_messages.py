@@ -64,6 +64,7 @@ def test_degenerate_graphs(kernels, form, edges):
         both(kernels, layer, x, ei, edge, on_fallback="native")
 
 
+@pytest.mark.long
 def test_two_kinds_of_nodes(kernels):
     for layer in (Gate(), Product()):
         left, right = graphs.features(), graphs.features(M)

@@ -48,6 +48,7 @@ def test_values_and_gradients(kernels, cls, aggr):
         both(kernels, layer.eval(), *given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aggr", ["var", "std"])
 def test_blocks_of_channels(emulated, aggr):
     layer = Heads(aggr)

@@ -24,6 +24,7 @@ def layer(group="sum", relations=RELATIONS, channels=WIDTH, out=8, heads=2, **op
                   **{"add_self_loops": False, **options})
 
 
+@pytest.mark.long
 @on_routes("options,group", [(OPTIONS[0], "sum"), (OPTIONS[1], "mean"), (OPTIONS[2], "max")],
            [(OPTIONS[1], "cat"), (OPTIONS[0], None), (OPTIONS[2], "mean")])
 def test_options(route, options, group):
@@ -81,6 +82,7 @@ def test_precision(route, how):
             near(made(x, ei), native, exact, dtype)
 
 
+@pytest.mark.long
 def test_gradients_in_double(route):
     relations = [WRITES, CITES]
     x, ei = on(route.device, features(4), edges(relations, count=9))

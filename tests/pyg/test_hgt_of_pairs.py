@@ -57,6 +57,7 @@ def test_edge_types_that_are_not_given(route, kept):
     compare(route, layer(), features(16), edges(kept))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("empty", [RELATIONS[:1], RELATIONS[1:4]], ids=len)
 def test_edge_types_without_edges(route, empty):
     compare(route, layer(), features(16), edges(empty=empty))

@@ -205,6 +205,7 @@ def test_softmax_of_torch_scatter(kernels, monkeypatch):
     compare(kernels, SoftenedByPackage(True), *given())
 
 
+@pytest.mark.long
 def test_extrema_of_torch_scatter(kernels, monkeypatch):
     """Of many equal numbers; with the same mask in all that is made of the messages."""
     monkeypatch.setitem(sys.modules, "torch_scatter", torch_scatter)

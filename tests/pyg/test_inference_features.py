@@ -90,6 +90,7 @@ def test_training(route, name):
                     assert (got[key] is None if value is None else close(got[key], value)), key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["AGNNConv", "EdgeConv", "RGATConv"])
 def test_gradients_turned_on_in_inference_mode(route, name):
     """Nothing is recorded there."""

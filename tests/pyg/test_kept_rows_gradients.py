@@ -115,6 +115,7 @@ class Pair(Layer):
         return x_j * (x_i - x_i.mean(-1, keepdim=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Weights, Gate, Network, OfEdges, Whole, Scores, Mapped,
                                  Distances, Argument, Aggregated, Pair])
 def test_gradients_go_through_them(emulated, cls):

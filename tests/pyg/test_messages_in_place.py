@@ -146,6 +146,7 @@ def given() -> tuple[torch.Tensor, ...]:
     return torch.randn(N, WIDTH), graphs.square(), torch.randn(graphs.E, WIDTH)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FOLLOWED)
 def test_values_and_gradients(kernels, form):
     compare(kernels, form(), *given())

@@ -89,6 +89,7 @@ def table() -> torch.Tensor:
     return graphs.features()[:, :OF_NODES].contiguous()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("train", [True, False])
 def test_edges_as_an_argument(kernels, train):
     compare(kernels, Deviation(), graphs.features(), graphs.square(), table(), train=train)
@@ -242,6 +243,7 @@ def of_nodes() -> torch.Tensor:
     return torch.randint(0, KINDS, (N,))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aggr", ["add", "max"])
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 def test_places_that_both_ends_name(kernels, aggr, flow):

@@ -91,6 +91,7 @@ def test_results_and_gradients(kernels, cls):
         both(kernels, layer.eval(), *given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aggr", ["mean", "max"])
 def test_other_reductions(emulated, aggr):
     compare(emulated, Lengths(aggr), *arguments(Lengths))

@@ -26,6 +26,7 @@ def test_options(route, options):
     compare(route, FiLMConv(F, 8, R, **options), features(), square(), types())
 
 
+@pytest.mark.long
 @on_routes("width", [1, 7], [64])
 def test_widths(route, width):
     torch.manual_seed(1)

@@ -15,6 +15,7 @@ SHAPES = [(16, 2), (1, 1), (15, 3)]
 MORE_SHAPES = [(64, 4), (7, 1), (12, 12), (100, 2)]
 
 
+@pytest.mark.long
 @on_routes("shape", SHAPES, MORE_SHAPES)
 def test_shapes(route, shape):
     out, heads = shape
@@ -160,6 +161,7 @@ def test_half_precision(route, dtype):
                for p in made.parameters())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
 def test_autocast(route, given):
     made, (x, ei) = layer(16).to(route.device), on(route.device, features(16), edges())
@@ -252,6 +254,7 @@ def test_the_structure_belongs_to_the_tensors(route):
     assert all(relative(changed[k], expected[k]) < 1e-5 for k in expected)
 
 
+@pytest.mark.long
 def test_the_same_tensors_in_another_place(route):
     """Equal tensors and sizes, but the edge types have changed places."""
     made = layer(16, metadata=(["a", "b"], [("a", "r", "a"), ("a", "s", "a")])).to(route.device)

@@ -25,6 +25,7 @@ LAYER = [dict(concat=False), dict(bias=False), dict(concat=False, bias=False), d
 
 # ---- options ----
 
+@pytest.mark.long
 @on_routes("shape", [(8, 2), (1, 1), (5, 3)], [(7, 1), (64, 1), (20, 12), (2, 40)])
 @pytest.mark.parametrize("options", MODES, ids=["across", "within", "product", "product within"])
 def test_shapes(route, shape, options):
@@ -170,6 +171,7 @@ def test_the_order_of_edges_and_relations_does_not_count(route, options):
         assert close(layer(x, ei, relations[et]), first)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("channels", [1, 7])
 def test_odd_widths(route, channels):
     check(route, build(3, 1, channels), graphs.features(width=channels), floor=1e-6)
@@ -222,6 +224,7 @@ HALVES = [{}, dict(mod="additive"), dict(mod="scaled"), WITHIN,
           dict(mod="f-additive", dim=3, **PRODUCT)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", HALVES, ids=str)
 def test_half_precision(route, options, dtype):

@@ -110,6 +110,7 @@ class OfGraphConv(GraphConv):
 LAYERS = [Copied, Gated, Handing]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
 @pytest.mark.parametrize("cls", LAYERS)
 def test_values_and_gradients(kernels, cls, aggr):
@@ -126,6 +127,7 @@ def test_attention_in_pygs_own_layer(kernels):
     compare(kernels, GINConv(nn.Linear(WIDTH, WIDTH), aggr=attention()), *arguments(Copied)[:2])
 
 
+@pytest.mark.long
 def test_second_derivatives(kernels):
     compare_second(kernels, Gated(Learned()).to(kernels.device),
                    *to(kernels.device, *arguments(Gated)))
@@ -135,6 +137,7 @@ SOFTMAX = [{}, {"t": 0.1, "semi_grad": True}, {"t": 2.0, "learn": True},
            {"t": 1.5, "learn": True, "channels": WIDTH}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", SOFTMAX, ids=["plain", "cold", "learnt", "by channel"])
 @pytest.mark.parametrize("cls", [Gated, Handing])
 def test_pygs_softmax_of_messages(kernels, cls, options):
@@ -144,6 +147,7 @@ def test_pygs_softmax_of_messages(kernels, cls, options):
     compare_second(kernels, layer, *to(kernels.device, *arguments(cls)))
 
 
+@pytest.mark.long
 def test_changes_of_a_softmax_are_seen(emulated):
     """Its temperature, its half of a gradient, and a hook."""
     layer, (x, *given) = Gated(SoftmaxAggregation()), arguments(Gated)

@@ -186,6 +186,7 @@ def test_hooks_and_other_aggregations(emulated):
     native_because(emulated, scored, x, ei, code="GA211")
 
 
+@pytest.mark.long
 def test_a_softmax_of_the_users_own(emulated, monkeypatch):
     layer, x, ei = Tutorial(WIDTH, 8), graphs.features(), graphs.square()
     assert routes(emulated, layer, x, ei) == {"cuda"}
@@ -383,6 +384,7 @@ class SideBySide(Linear):
         return x_j * softmax(alpha, index)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_bent_products_of_both_ends_in_16_bits(route, dtype):
     def taken(layer, dtype):

@@ -40,6 +40,7 @@ def test_layers_against_the_hosts_own_in_fp64(route, graph, kind, form, error):
                                        0) > 1 - allowed**2, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_against_the_hosts_own_in_fp64(route, graph, kind):
     """Errors of three layers go through one another; the direction of every gradient stays."""

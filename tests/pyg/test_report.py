@@ -49,6 +49,7 @@ def by_name(report):
     return {entry.name: entry for entry in report.entries}
 
 
+@pytest.mark.long
 def test_every_layer_has_its_calls_times_and_cache_hits(route, net, inputs):
     with route.on():  # kernels are compiled, which would be all of the first layer's time
         steps(net, (inputs[0], inputs[1].clone()), 1)

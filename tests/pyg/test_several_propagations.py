@@ -51,6 +51,7 @@ def test_each_is_remembered(emulated, widths):
         assert right(layer, edge_index, *given)
 
 
+@pytest.mark.long
 def test_no_more_are_kept_than_a_few(emulated):
     layer, edge_index = Several(), graphs.square()
     with emulated.on():

@@ -242,6 +242,7 @@ def test_dropout_draws_as_the_host(kernels):
     assert all(close(*pair) for pair in zip(*found))
 
 
+@pytest.mark.long
 def test_other_sizes_and_dimensions(kernels):
     """Another batch, another number of nodes, another dimension of the nodes."""
     layer = Network().to(kernels.device)

@@ -146,6 +146,7 @@ def test_causes_that_come_later_and_go(route, inputs):
     assert gnnaccel.stats()["GATConv"]["routes"] == {"native": 3, route.backend: 3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["lin_key", "lin_value", "lin_query", "lin_skip"])
 def test_hooks_on_maps_that_come_later(route, inputs, part):
     layer = build("TransformerConv", heads=1, device=route.device).eval()
@@ -190,6 +191,7 @@ def test_dtypes_that_change(route, inputs, name):
                 as_native(lambda: layer(x, ei))
 
 
+@pytest.mark.long
 def test_a_parameter_of_another_dtype_in_the_same_object(route, inputs):
     """Module.to changes parameters in place; the dtype of the host's result hangs on it."""
     layer, (x, ei) = build("AGNNConv", device=route.device), (inputs[0].half(), inputs[1])

@@ -146,6 +146,7 @@ def test_hgt_parameters_changed_between_the_passes(route):
         same(gradients(made, x, ei, ("paper",), changed), expected)
 
 
+@pytest.mark.long
 def test_hgt_second_derivatives(emulated):
     made, x, ei = hgt(4, 4), {k: t.requires_grad_() for k, t in features(4).items()}, edges(count=8)
 

@@ -86,6 +86,7 @@ def test_values_and_gradients(kernels, cls):
     compare(kernels, cls(), *given, calls=2 if cls is Twice else 1)
 
 
+@pytest.mark.long
 def test_what_a_propagate_sets_is_seen_by_each_message(emulated):
     layer, given = Queue(), arguments(Queue)
     for _ in range(3):

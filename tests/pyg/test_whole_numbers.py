@@ -153,6 +153,7 @@ def test_kinds_of_edges(kernels, cls):
         compare(kernels, cls(), graphs.features(), graphs.square(), None, kind=whole(), train=train)
 
 
+@pytest.mark.long
 def test_other_dtypes(kernels):
     compare(kernels, Where(), graphs.features(), graphs.square(), None, kind=whole(torch.int32))
     compare(kernels, Masked(), graphs.features(), graphs.square(), None, kind=whole(torch.bool))

@@ -174,6 +174,7 @@ def written_gradients(name, layer, data, given):
         data.x = held
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(kernels, name):
     layer, data, given = laid_out(name, kernels.device)

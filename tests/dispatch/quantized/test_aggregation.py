@@ -178,6 +178,7 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):
         assert relative(got.detach(), exact.detach()) < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_features(route, nearest, dtype):
     ei = edges()

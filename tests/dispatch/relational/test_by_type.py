@@ -186,6 +186,7 @@ def test_results_may_be_changed_in_place(device):
     (kept + second.relu_().sum()).backward()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types(device, dtype):
     given = operands(True, True)

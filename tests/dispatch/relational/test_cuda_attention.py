@@ -58,6 +58,7 @@ def computed(program, view, given: dict, kernels: bool) -> torch.Tensor:
     return adding.add(run(program, view, own, torch_maps, attention.run_torch), added, view)
 
 
+@pytest.mark.long
 @each_layer
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_values_and_gradients(device, layer, kind):
@@ -79,6 +80,7 @@ def test_values_and_gradients(device, layer, kind):
     assert relative(again, got["out"]) < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wanted", ["x", "weight", "q", "k", "bias"])
 @each_layer
 def test_some_gradients(device, layer, wanted):
@@ -91,6 +93,7 @@ def test_some_gradients(device, layer, wanted):
     assert relative(got[wanted], expected[wanted]) < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", LAYERS[:3], ids=str)
 def test_second_derivatives(device, layer):
     graph = typed(edges=30, num_src=8, num_dst=8, num_relations=3)
@@ -120,6 +123,7 @@ def test_a_recorded_backward_has_the_dropout_of_its_forward(device, layer):
         assert relative(a, b) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layer", LAYERS[:4], ids=str)
 def test_half_types(device, dtype, layer):

@@ -68,6 +68,7 @@ def results(out, given: dict, create_graph: bool = False) -> dict[str, torch.Ten
     return {"out": out, **dict(zip(given, grads))}
 
 
+@pytest.mark.long
 @each_sum
 @each_term
 @pytest.mark.parametrize("kind",
@@ -137,6 +138,7 @@ def test_second_derivatives(device, name, terms):
         assert relative(a.cpu().double(), b) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("terms", ["none", "both of types"])
 def test_half_types(device, dtype, terms):

@@ -202,8 +202,10 @@ class Layer:
                                                  *(function.__kwdefaults__ or {}).values())):
             raise Unseen
         attributes = guarded.Attributes(function)
-        self._traced_watched.extend([(attributes, name, guarded.seen(attributes.get(name)))
-                                     for name in own.FUNCTION])
+        parts = [(name, attributes.get(name)) for name in own.FUNCTION]
+        self._traced_watched.extend([  # of these a dictionary may be written to
+            (attributes, name, guarded.seen(part) if type(part) is dict else part)
+            for name, part in parts])
         for _, named in (one for code in codes(function.__code__) for one in _named(code)):
             for place in (function.__globals__, *map(vars, naming.PLACES)):
                 if named in place:

@@ -1,5 +1,8 @@
 """Layers of graphs as people write them without a library: gathers, small networks, sums by an
-index."""
+index.
+
+PYTEST_DONT_REWRITE: its assertions run as users write them.
+"""
 from __future__ import annotations
 
 import math

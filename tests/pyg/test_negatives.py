@@ -139,3 +139,44 @@ def test_a_training_step_of_a_layer_that_samples(route):
     assert torch.equal(found[0], wanted[0])
     for one, other in zip(found[1:], wanted[1:]):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_edges_that_change_are_numbered_anew():
+    edge_index = graph(300, 2000)
+    for _ in range(4):
+        random.seed(5)
+        wanted = utils.negative_sampling(edge_index, 300, 700)
+        random.seed(5)
+        assert torch.equal(on_device(edge_index, 300, 700), wanted)
+        random.seed(5)
+        assert torch.equal(on_device(edge_index, 301, 700), utils_after(5, edge_index, 301, 700))
+        edge_index[:, :1500] = wanted[:, :1]  # what was drawn is an edge now
+
+
+def utils_after(seed, *args):
+    random.seed(seed)
+    return utils.negative_sampling(*args)
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_a_layer_over_edges_that_change(route, loops):
+    """Its edges with self loops are kept."""
+    torch.manual_seed(0)
+    layer = SuperGATConv(8, 4, heads=2, add_self_loops=loops, edge_sample_ratio=1.0)
+    layer = layer.to(route.device)
+    x, edge_index = torch.randn(300, 8, device=route.device), graph(300, 2000).to(route.device)
+
+    def step():
+        random.seed(1)
+        torch.manual_seed(1)
+        layer.zero_grad()
+        (layer(x, edge_index).square().sum() + layer.get_attention_loss()).backward()
+        return layer.att_x, layer.lin.weight.grad
+
+    for _ in range(3):
+        wanted = step()
+        with route.on():
+            found = [step() for _ in range(4)][-1]
+        for one, other in zip(found, wanted):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+        edge_index[1, :40] = edge_index[0, :40]  # more self loops

@@ -23,6 +23,7 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.pyg.propagate import kept_results
 from gnnaccel.dispatch.policy.config import current
 
 _MODULE = "torch_geometric.utils._negative_sampling"
@@ -30,6 +31,7 @@ _FEW = 512  # samples below which a loop is as fast
 _WORD = 32  # bits that the Mersenne Twister gives at once
 _TRIES = 3  # PyG's number of tries
 _drawing = threading.Lock()
+_unused = [0]  # edges whose numbers were kept since such numbers were used again
 
 
 def install(patches: PatchSet, modules: list[Any]) -> None:
@@ -173,13 +175,15 @@ def _negative_sampling(native: Callable, defined: Any) -> Callable:
 def on_device(defined: Any, edge_index: Tensor, num_nodes: int, wanted: int | None) -> Tensor:
     """[2, about ``wanted``] pairs of nodes that are no edges of ``edge_index`` [2, E], as PyG's
     ``negative_sampling`` by its method "sparse" gives them. ``defined``: PyG's module of it."""
-    size = (num_nodes, num_nodes)
-    existing, population = defined.edge_index_to_vector(edge_index, size, False, False)
+    args = edge_index, num_nodes
+    existing, = (kept_results.find("edges as sorted numbers", _numbered, args, {}, unused=_unused)
+                 or _numbered(*args))
+    population = num_nodes * num_nodes - num_nodes
     if existing.numel() >= population:
         return edge_index.new_empty((2, 0))
     wanted = edge_index.shape[1] if wanted is None else wanted
     count = int(1.1 * wanted / (1.0 - existing.numel() / population))
-    negatives, existing = None, existing.sort()[0]
+    negatives: Any = None
     for _ in range(_TRIES):
         pairs = defined.sample(population, count, edge_index.device)
         pairs = pairs[_not_in(existing, pairs)]
@@ -189,7 +193,16 @@ def on_device(defined: Any, edge_index: Tensor, num_nodes: int, wanted: int | No
         if negatives.numel() >= wanted:
             negatives = negatives[:wanted]
             break
-    return defined.vector_to_edge_index(negatives, size, False, False)
+    src = negatives.div(num_nodes - 1, rounding_mode="floor")
+    dst = negatives - src * (num_nodes - 1)
+    return torch.stack([src, dst + (src <= dst)])
+
+
+def _numbered(edge_index: Tensor, num_nodes: int) -> tuple[Tensor]:
+    """The edges but self loops as sorted numbers of pairs, as PyG's ``edge_index_to_vector``
+    numbers them: node 0 with each other node, then node 1 with each other, and so on."""
+    src, dst = edge_index[:, edge_index[0] != edge_index[1]]
+    return ((src * (num_nodes - 1) + dst - (src < dst).long()).sort()[0],)
 
 
 def _not_in(ordered: Tensor, values: Tensor) -> Tensor:

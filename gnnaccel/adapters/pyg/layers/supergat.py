@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.guards import Shapes
 from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.adapters.pyg.propagate import kept_results
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -19,6 +20,7 @@ FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_s
 WATCHED = ()
 TURNS = True
 _VECTORS = "att_l", "att_r"
+_unused = [0]  # edges that were kept with loops since such edges were used again
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
@@ -70,18 +72,25 @@ def run(layer: Any, spec: CallSpec, inputs: CallInputs, attend: Any) -> Tensor:
 
 def _supervise(layer: Any, rows: Tensor, inputs: CallInputs) -> None:
     """Store the logits of sampled positive and negative edges where ``get_attention_loss`` reads
-    them."""
-    from torch_geometric.utils import add_self_loops, remove_self_loops
-
+    them. The host asks for the logits of both kinds of edges one after the other."""
     edge_index, (negative, batch) = inputs.edge_index, inputs.extra or (None, None)
+    nodes = rows.shape[0]
     if layer.add_self_loops:
-        edge_index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=rows.shape[0])
+        args = edge_index, nodes
+        edge_index, = (kept_results.find("edges with self loops anew", _with_loops, args, {},
+                                         unused=_unused) or _with_loops(*args))
     positive = layer.positive_sampling(edge_index)
     if negative is None:
-        negative = layer.negative_sampling(edge_index, rows.shape[0], batch)
-    logits = [layer.get_attention(pairs[1], rows[pairs[1]], rows[pairs[0]], rows.shape[0],
-                                  return_logits=True)
-              for pairs in (positive, negative)]
-    layer.att_x = torch.cat(logits)
+        negative = layer.negative_sampling(edge_index, nodes, batch)
+    src, dst = torch.cat([positive, negative], 1)
+    layer.att_x = layer.get_attention(dst, rows.index_select(0, dst), rows.index_select(0, src),
+                                      nodes, return_logits=True)
     layer.att_y = torch.zeros(layer.att_x.shape[0], dtype=layer.att_x.dtype, device=rows.device)
     layer.att_y[:positive.shape[1]] = 1.0
+
+
+def _with_loops(edge_index: Tensor, num_nodes: int) -> tuple[Tensor]:
+    """The edges as the layer makes them: without self loops, then one at each node."""
+    from torch_geometric.utils import add_self_loops, remove_self_loops
+
+    return (add_self_loops(remove_self_loops(edge_index)[0], num_nodes=num_nodes)[0],)

@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINConv, HANConv, HGTConv, RGCNConv,
+from torch_geometric.nn import (AGNNConv, GATConv, GATv2Conv, GCNConv, GINConv, HANConv, HGTConv, RGCNConv,
                                 SAGEConv, TransformerConv)
 
 import gnnaccel
@@ -39,8 +39,8 @@ from tests.pyg import test_first_run as models
 
 WIDTHS = (16, 32, 64, 128, 256)
 HEADS = ((8, 8), (4, 32), (1, 64), (2, 64))
-#: classes of Cora, ogbn-arxiv and ogbn-products, which last layers have as channels
-CLASSES = (7, 40, 47)
+#: classes of PubMed, CiteSeer, Cora, ogbn-arxiv and ogbn-products, which last layers have as channels
+CLASSES = (3, 6, 7, 40, 47)
 #: channels that first layers sum: PPI, ogbn-products, Flickr, Reddit, Cora
 FEATURES = (50, 100, 500, 602, 1433)
 #: families whose definitions depend on the shared memory that a block may have
@@ -85,6 +85,8 @@ def _layers(width: int) -> Iterator[Callable[[], tuple]]:
     for layer in (GCNConv(16, width), SAGEConv(width, width), GINConv(nn.Linear(width, width))):
         yield functools.partial(models._over_edges, models.Layers(layer), width
                                 if not isinstance(layer, GCNConv) else 16)
+    if width <= 64:
+        yield functools.partial(models._over_edges, models.Layers(AGNNConv()), width)
     relations = torch.randint(0, 5, (models.EDGES,))
     yield functools.partial(models._over_edges, models.Layers(RGCNConv(width, width, 5)), width,
                             relations)

@@ -20,7 +20,9 @@ from torch_geometric.data import Data
 
 import gnnaccel
 from gnnaccel.adapters.captured import counts, modules
+from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy import reasons
 from tests.pyg.recorded import recorded  # noqa: F401
 
 SCALE = 1.0
@@ -95,6 +97,18 @@ def trained(model, args, steps: int = 12) -> list:
         for one in optimizers:
             one.step()
     return found
+
+
+def test_nothing_is_captured_while_kernels_are_compiled(on, monkeypatch):
+    """A capture would wait for those that it needs, and be made anew when others come."""
+    model, args = Net(), given()
+    states = {"any": reasons.reason(compiling.PENDING)}
+    monkeypatch.setattr(compiling, "_states", states)
+    trained(model, args, 9)
+    assert replays() == 0 and refused() == []
+    states.clear()
+    trained(model, args, 9)
+    assert replays() == 9
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])

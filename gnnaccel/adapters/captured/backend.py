@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnaccel.adapters.captured import counts, graphs, modules, threads
 from gnnaccel.dispatch.graph.ordered_weights import is_of_the_graph
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef, unversioned
+from gnnaccel.dispatch.plan import compiling
 
 _CALLS = 2  # calls alike before one is captured
 _FORMS = 8  # forms of arguments that are kept
@@ -45,7 +46,7 @@ class Region:
                 return form.captured.replay(tensors)
             return self._run(*given)
         threads.called()
-        if not form.again(tensors) or form.calls <= _CALLS:
+        if not form.again(tensors) or form.calls <= _CALLS or compiling.waiting():
             return self._run(*given)
         device = tensors[0].device
         if device.type not in modules.DEVICES or any(t.device != device for t in tensors):

@@ -29,6 +29,7 @@ from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph.tensor_ref import unversioned
 from gnnaccel.dispatch.observe import records
+from gnnaccel.dispatch.plan import compiling
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.run.autograd import checkpointed
 
@@ -178,6 +179,8 @@ def _watched(native: Callable, module: nn.Module, entry: Module, kind: Kind,
         return _left(native, module, entry, args, kwargs, f"its state: {problem}")
     if kind.calls < _CALLS or not kind.strange(tensors):
         return _observed(native, module, entry, kind, given)
+    if compiling.waiting():  # a capture would wait for its kernels, and go when others come
+        return native(module, *args, **kwargs)
     kind.why = _unfit(given)
     if kind.why is None:
         try:

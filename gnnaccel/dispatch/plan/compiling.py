@@ -73,6 +73,11 @@ def problem(key: Hashable, compile_: Callable[[], None], config: Config | None =
     return state  # type: ignore[return-value]
 
 
+def waiting() -> bool:
+    """Whether some calls run natively for the moment, as their kernels are being compiled."""
+    return any(state is not None and state.code == PENDING for state in list(_states.values()))
+
+
 def choose(form: tuple, plan: Any) -> None:
     """Keep a plan in `chosen`."""
     if len(chosen) >= _MOST_CHOSEN:

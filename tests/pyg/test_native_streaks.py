@@ -8,6 +8,7 @@ from torch_geometric.nn import GraphConv, MessagePassing, SAGEConv, TAGConv
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
+from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory.native_cache import STREAK, UNLOOKED
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
@@ -82,6 +83,52 @@ def test_batches_that_come_again_gain_in_the_end(emulated_gpu):
         for args in batches:
             layer(*args)
     assert routes(layer)["cuda"] > 4 * STREAK
+
+
+def matrix(edges: int = 90, nodes: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of nodes, and a graph of them as a sparse matrix."""
+    ids = torch.stack([torch.arange(edges) % nodes, torch.arange(edges) // 3 % nodes])
+    return graphs.features(nodes), torch.sparse_coo_tensor(
+        ids, torch.ones(edges), (nodes, nodes)).coalesce().to_sparse_csr()
+
+
+def test_matrices_in_a_row(emulated_gpu):
+    layer = SAGEConv(F, 5)
+    for _ in range(STREAK + 1):
+        layer(*matrix())
+    assert sum(unlooked(layer, matrix()) for _ in range(UNLOOKED + 1)) >= UNLOOKED - 1
+    assert routes(layer) == {"native": 2 * STREAK + 1}
+    args = matrix()
+    for _ in range(4 * STREAK):  # one that comes again
+        layer(*args)
+    assert routes(layer)["cuda"] > 2 * STREAK
+
+
+def test_lists_and_matrices_are_not_of_one_row(emulated_gpu):
+    """On a GPU the host may have no code for one of them."""
+    layer = SAGEConv(F, 5)
+    in_a_row(layer)
+    assert not unlooked(layer, matrix())
+    assert unlooked(layer, batch())
+
+
+def test_a_row_of_small_graphs(emulated_gpu, monkeypatch):
+    """One call in eight notes its graph, which is found again, and none is read."""
+    monkeypatch.setattr(calls, "_FEW_AT_FIRST", 1000)
+    layer, noted, read = SAGEConv(F, 5), [], []
+    native = calls.decide
+    monkeypatch.setattr(calls, "decide", lambda *args: (read.append(1), native(*args))[1])
+    batches = [batch() for _ in range(8 * STREAK)]
+    for number, args in enumerate(batches):
+        layer(*args)
+        if number >= 2 * STREAK:
+            record = ledger.ledgers.get(id(args[1]))
+            noted.append(record is not None and record.sightings == 1)
+    assert len(read) == 1 and sum(noted) == 6 * STREAK // (UNLOOKED + 1)
+    assert routes(layer) == {"native": 8 * STREAK}
+    for _ in range(6 * STREAK):
+        layer(*batches[-1])
+    assert routes(layer)["cuda"] > 3 * STREAK
 
 
 def test_larger_graphs_are_looked_at(emulated_gpu):

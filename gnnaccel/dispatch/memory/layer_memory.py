@@ -155,7 +155,9 @@ class LayerMemory:
     native call; ``over``, message passing's last calls over some edges, by the id of these. With
     gradients off and on: ``native_once``, ``taken_once``, of calls over edges not seen before, the
     last that was native, and the last that ran by kernels; ``unread``, how many calls over such
-    edges went native unread; ``in_turn``, by types of arguments, native calls in a row.
+    edges went native unread; ``in_turn``, by types of arguments, native calls in a row, and
+    ``going``, those of which calls may be left without any other look, None where there are calls
+    by kernels to compare first.
 
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before
@@ -169,12 +171,13 @@ class LayerMemory:
 
     __slots__ = ("exact", "unrepeated", "graph", "native_exact", "native_sized", "number",
                  "in_a_row", "streak", "why", "left", "over", "native_once", "taken_once",
-                 "unread", "in_turn", "inner", "last", "expected")
+                 "unread", "in_turn", "going", "inner", "last", "expected")
 
     def __init__(self) -> None:
         self.over: list[dict[int, Any]] = [{}, {}, {}, {}]
         self.native_once: list[Any] = [None, None]
         self.in_turn: list[dict[tuple[type, ...], Any]] = [{}, {}]
+        self.going: list[Any] = [None, None]
         self.taken_once: list[Any] = [None, None]
         self.unread, self.unrepeated = [0, 0], 0
         self.inner: Any = None

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.compiler import is_compiling
+from torch import Tensor, compiler
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import TENSORS, context_reason
@@ -124,8 +124,10 @@ def _scatter(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None,
                 reduce: str = "sum") -> Tensor:
-        # compiled regions trace the host's own code; a layer's aggregation gets a row of its edges
-        if is_compiling() or (readout and type(index) is Tensor and index._is_view()):
+        # compiled regions (`is_compiling`, without its call) trace the host's own code; a layer's
+        # aggregation gets a row of its edges
+        if is_dynamo_compiling() or compiler._is_compiling_flag or (
+                readout and type(index) is Tensor and index._is_view()):
             return native(src, index, dim, dim_size, reduce)
         config = current()
         if config is None or _left_alone("pyg.scatter", src, index, readout, config):

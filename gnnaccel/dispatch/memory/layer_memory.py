@@ -300,12 +300,12 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     ``native.host``, if there is one: the host's function, for where nothing in it is taken over.
     """
     entry = memories.entries.get(id(layer))
-    if (entry is None or entry[0]() is not layer or records.sinks  # the short ways tell nothing
+    if (entry is None or records.sinks  # the short ways tell nothing
         or capture.capturing()):  # decisions of earlier calls need not hold for replays
         return MISSED
-    memory = entry[1]
-    # `mode_of`, without its call
-    mode = _grad() + 2 * (layer.training is True)  # type: ignore[union-attr]  # no None here
+    memory = entry[1]  # an entry goes when its layer does
+    grad = _grad()
+    mode = grad + 2 * (layer.training is True)  # `mode_of`, without its call
     exact = memory.exact[mode]
     given: Any = None
     while exact is not None and exact.epoch == config.epoch:
@@ -323,13 +323,14 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
                 if bound is not None and bound.valid():
                     return bound(args[0], held)
                 out = exact.repeat(layer, adapter, args, kwargs, held)  # as `_decide` does
-                as_is = mode & 1 or type(out) is not Tensor or not out._is_view()
+                as_is = grad or type(out) is not Tensor or not out._is_view()
                 return out if as_is else out.detach()
         exact = exact.older
     if _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED
     streak = memory.streak
-    if streak is not None and streak.left and not kwargs and streak.goes_on(args, config.epoch):
+    if (streak is not None and streak.left and not kwargs
+        and streak.goes_on(args, config.epoch, grad)):
         like = streak.like
     else:
         found = memory.native_exact[mode] or memory.native_sized[mode]

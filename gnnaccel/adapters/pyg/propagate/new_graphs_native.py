@@ -29,7 +29,7 @@ MORE = 1.25  # times as many edges as the call that was decided: where others mi
 _READ_AT = 16  # looks at calls of a layer whose message has no form
 READ_SMALL_AT = 8  # the call of a layer over few edges that is read all the same
 _entries, _maps = settings.kept()
-_watching = counters.watching
+_watching, _ledgers, _strided = counters.watching, ledger.ledgers, torch.strided
 
 
 class Streak:
@@ -40,9 +40,11 @@ class Streak:
     need only note its graph; ``kinds``: types of their arguments, by name; ``tally``: where they
     are counted, as native because of ``code``."""
 
-    __slots__ = ("epoch", "row", "left", "most", "layout", "small", "kinds", "code", "tally")
+    __slots__ = ("epoch", "row", "left", "most", "bounded", "layout", "small", "kinds", "code",
+                 "tally")
     most: float
     layout: torch.layout | None
+    bounded: bool  # whether ``most`` is finite
     small: bool
     code: str | None
 
@@ -67,12 +69,12 @@ class Streak:
         if self.layout is not None:
             if type(edge_index) is not Tensor or edge_index.layout is not self.layout:
                 return False
-            if self.most < math.inf:
-                record = ledger.ledgers.get(id(edge_index))
+            if self.bounded:
+                record = _ledgers.get(id(edge_index))
                 if (record is not None and record() is edge_index
                     and (record.sightings or record.seconds or record.kept)):
                     return False
-                if (edge_index.numel() > self.most if self.layout is torch.strided
+                if (edge_index.numel() > self.most if self.layout is _strided
                     else _matrix_exceeds(edge_index, self.most)):
                     return False
             if grad and saved_tensor_hooks(True) is not None:
@@ -122,6 +124,7 @@ def looked_at(memory: layer_memory.LayerMemory, kwargs: dict, most: float, name:
         if streak.tally is None or streak.code != code:
             streak.code, streak.tally = code, counters.tally({(name, "native", code): 1})
         streak.layout, streak.most, streak.small = layout, 2 * most, small
+        streak.bounded = most < math.inf
         streak.left = UNLOOKED  # last: other threads go on from here
         memory.going[grad] = streak if memory.taken_once[grad] is None else None
 

@@ -28,10 +28,10 @@ class GraphLedger(TensorRef):
     ``functions``: names of the host's functions whose results over it were asked for; ``layers``:
     by `layer_memory.LayerMemory.number`, for a layer that had native calls over it, the ids of all
     tensors of the graph, then in each `layer_memory.mode_of` the layer the state in which the call
-    was decided as one over a known graph; ``kept``: whether calls of ``propagate`` over it are kept.
+    was decided as one over a known graph.
     """
 
-    __slots__ = ("key", "sightings", "calls", "seconds", "functions", "layers", "kept")
+    __slots__ = ("key", "sightings", "calls", "seconds", "functions", "layers")
 
     key: int
     version: int
@@ -40,7 +40,6 @@ class GraphLedger(TensorRef):
     seconds: float
     functions: tuple[str, ...]
     layers: dict[int, list[Any]]
-    kept: bool
 
     # made by `of` without a call of Python's
     __new__ = weakref.ref.__new__  # type: ignore[assignment]  # (edges, what to call)
@@ -67,7 +66,7 @@ def of(edges: Tensor | EdgeArrays) -> GraphLedger:
         entry = GraphLedger(edges, _note)
         entry.key, entry.version, entry.pointer = key, edges._version, 0  # stand-ins have no memory
         entry.sightings, entry.calls, entry.seconds = 0, 0, 0.0
-        entry.functions, entry.layers, entry.kept = (), {}, False
+        entry.functions, entry.layers = (), {}
         ledgers[key] = entry
     return entry
 

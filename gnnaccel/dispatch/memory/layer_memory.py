@@ -155,9 +155,8 @@ class LayerMemory:
     native call; ``over``, message passing's last calls over some edges, by the id of these. With
     gradients off and on: ``native_once``, ``taken_once``, of calls over edges not seen before, the
     last that was native, and the last that ran by kernels; ``unread``, how many calls over such
-    edges went native unread; ``in_turn``, by types of arguments, native calls in a row, and
-    ``going``, those of which calls may be left without any other look, None where there are calls
-    by kernels to compare first.
+    edges went native unread; ``in_turn``, by types of arguments, native calls in a row; ``going``,
+    the last of these, None where calls by kernels are to be compared first.
 
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before
@@ -303,8 +302,7 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     if (entry is None or records.sinks  # the short ways tell nothing
         or capture.capturing()):  # decisions of earlier calls need not hold for replays
         return MISSED
-    memory = entry[1]  # an entry goes when its layer does
-    grad = _grad()
+    memory, grad = entry[1], _grad()  # an entry goes when its layer does
     mode = grad + 2 * (layer.training is True)  # `mode_of`, without its call
     exact = memory.exact[mode]
     given: Any = None
@@ -329,8 +327,7 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     if _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED
     streak = memory.streak
-    if (streak is not None and streak.left and not kwargs
-        and streak.goes_on(args, config.epoch, grad)):
+    if streak is not None and streak.left and not kwargs and streak.goes_on(args, config, grad):
         like = streak.like
     else:
         found = memory.native_exact[mode] or memory.native_sized[mode]

@@ -278,10 +278,10 @@ class NativeStreak:
         self.like, self.count, self.epoch, self.left = like, count, epoch, UNLOOKED
         self.at, self.most = like.edges_at  # type: ignore[misc]
 
-    def goes_on(self, args: tuple, epoch: int, grad: bool) -> bool:
+    def goes_on(self, args: tuple, config: Config, grad: bool) -> bool:
         """Whether a call, without keywords, is one of them; it is taken then. ``grad``: whether
         gradients are on."""
-        if self.epoch != epoch or self.count != len(args):
+        if self.epoch != config.epoch or self.count != len(args):
             return False
         edges = args[self.at]
         size = edges.numel() if type(edges) is Tensor else size_of(edges)

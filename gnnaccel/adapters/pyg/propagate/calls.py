@@ -169,11 +169,10 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
         return MISSED
     entry, grad = memories.entries.get(id(layer)), _grad()
     memory = None if entry is None else entry[1]  # an entry goes when its layer does
-    streak = None if memory is None else memory.going[grad]
-    if (streak is not None
-        and streak.goes_on(memory, edge_index, kwargs, config, grad)):  # type: ignore[arg-type]
-        return native(layer, edge_index, **kwargs)
     mode = grad + 2 * (layer.training is True)  # the layer's `mode_of`, without its call
+    streak = None if memory is None else memory.going[grad]
+    if streak is not None and streak.goes_on(memory, edge_index, kwargs, config, mode):
+        return native(layer, edge_index, **kwargs)
     last = None if memory is None else memory.over[mode].get(id(edge_index))
     arguments: Any = None
     same_edges = last is not None and last.edges() is edge_index  # new ones may lie where old did
@@ -203,7 +202,7 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     if memory is not None and memory.in_turn[grad]:
         other = memory.in_turn[grad].get(tuple(map(type, kwargs.values())))
         if (other is not None and other is not streak
-            and other.goes_on(memory, edge_index, kwargs, config, grad)):
+            and other.goes_on(memory, edge_index, kwargs, config, mode)):
             return native(layer, edge_index, **kwargs)
     if config.when == "profitable" and too_small(layer, memory, edge_index, kwargs, config):
         return native(layer, edge_index, **kwargs)

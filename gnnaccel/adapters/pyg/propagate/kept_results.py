@@ -101,9 +101,10 @@ def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
     purposes counts apart. Nothing is compiled where this is called.
     """
     edges = args[first] if len(args) > first else None
-    # no block holds, and gnnaccel is enabled for the process, as a rule
-    if ((configs.held() is not None or configs.cells or configs.of_process is None)
-            and current() is None and not silenced()):
+    cell = configs.held()  # `current`, without its call
+    config = (cell.config if cell is not None else current() if configs.cells
+              else configs.of_process)
+    if config is None and not silenced():
         return None
     if graph_loops.computing.now or not _worth_keeping(edges, name, unused):
         return None

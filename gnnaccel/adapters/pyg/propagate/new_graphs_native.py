@@ -54,9 +54,9 @@ class Streak:
         self.tally: counters.Tally | None = None
 
     def goes_on(self, memory: layer_memory.LayerMemory, edge_index: Any, kwargs: dict,
-                config: Config, grad: bool) -> bool:
+                config: Config, mode: int) -> bool:
         """Whether a call goes native without a look, where some are ``left``, or with one that is
-        short; counts it then. ``memory``: the layer's; ``grad``: whether gradients are on."""
+        short; counts it then. ``memory``: the layer's; ``mode``: as `layer_memory.mode_of` it."""
         # Calls of built-in functions are few here: each takes half a microsecond after the layers'
         # own code.
         kinds, tally = self.kinds, self.tally
@@ -69,19 +69,23 @@ class Streak:
         if self.layout is not None:
             if type(edge_index) is not Tensor or edge_index.layout is not self.layout:
                 return False
+            number, over = id(edge_index), memory.over[mode]
+            # new edges may lie where old did
+            if number in over and over[number].edges() is edge_index:
+                return False
             if self.bounded:
-                record = _ledgers.get(id(edge_index))
+                record = _ledgers.get(number)
                 if (record is not None and record() is edge_index
-                    and (record.sightings or record.seconds or record.kept)):
+                    and (record.sightings or record.seconds)):
                     return False
                 if (edge_index.numel() > self.most if self.layout is _strided
                     else _matrix_exceeds(edge_index, self.most)):
                     return False
-            if grad and saved_tensor_hooks(True) is not None:
+            if mode & 1 and saved_tensor_hooks(True) is not None:  # gradients are on
                 return False
         if self.left > 0:
             self.left -= 1
-        elif self.small and _noted(memory, edge_index, self.layout, grad):
+        elif self.small and _noted(memory, edge_index, self.layout, mode & 1):
             self.left = UNLOOKED
         else:
             return False
@@ -97,7 +101,7 @@ def _matrix_exceeds(adjacency: Tensor, most: float) -> bool:
 
 
 def _noted(memory: layer_memory.LayerMemory, edge_index: Any, layout: torch.layout | None,
-           grad: bool) -> bool:
+           grad: int) -> bool:
     """Whether the graph of a call that goes native was noted, as far as there is anything to
     note."""
     if layout is not None:

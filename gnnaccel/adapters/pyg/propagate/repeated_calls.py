@@ -275,8 +275,6 @@ def keep(layer: Any, edge_index: Tensor, kept: Any, memory: layer_memory.LayerMe
     last = over.get(id(edge_index))
     kept.older = None if last is None else _others(last, kept)
     over[id(edge_index)] = kept
-    if edge_index.layout is torch.strided:  # a matrix is known by that its edges were read
-        ledger.of(edge_index).kept = True
 
 
 def _others(last: Any, new: Any) -> Any:

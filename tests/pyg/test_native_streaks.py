@@ -8,6 +8,8 @@ from torch_geometric.nn import GraphConv, MessagePassing, SAGEConv, TAGConv
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
+from gnnaccel.adapters.pyg.propagate.new_graphs_native import READ_SMALL_AT
+from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory.native_cache import STREAK, UNLOOKED
 from gnnaccel.dispatch.ops import aggregation_cost
@@ -129,6 +131,21 @@ def test_a_row_of_small_graphs(emulated_gpu, monkeypatch):
     for _ in range(6 * STREAK):
         layer(*batches[-1])
     assert routes(layer)["cuda"] > 3 * STREAK
+
+
+def test_a_row_that_began_on_a_cpu(emulated_gpu, monkeypatch):
+    """A model that goes to a GPU later is read there."""
+    monkeypatch.setattr(calls, "_FEW_AT_FIRST", 20000)
+    layer, placed = SAGEConv(F, 5), list(driver.in_place)
+    driver.in_place.clear()
+    try:
+        for _ in range(3 * STREAK):
+            layer(*batch(1200))
+    finally:
+        driver.in_place.extend(placed)
+    for _ in range(READ_SMALL_AT * (UNLOOKED + 1)):
+        layer(*batch(1200))
+    assert routes(layer)["cuda"] > 0
 
 
 def test_larger_graphs_are_looked_at(emulated_gpu):

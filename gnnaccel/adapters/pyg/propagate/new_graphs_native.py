@@ -105,8 +105,10 @@ def _noted(memory: layer_memory.LayerMemory, edge_index: Any, layout: torch.layo
     """Whether the graph of a call that goes native was noted, as far as there is anything to
     note."""
     if layout is not None:
-        # some call is yet to be read, see `calls.too_small`
-        if 0 < memory.unread[grad] < READ_SMALL_AT or edge_index.is_inference():
+        # one call on a GPU is yet to be read, see `calls.too_small`
+        if memory.unread[grad] < READ_SMALL_AT and not (edge_index.is_cpu and not _drivers):
+            return False
+        if edge_index.is_inference():
             return False
         ledger.of(edge_index).sightings += 1
     return True

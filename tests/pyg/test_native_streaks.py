@@ -189,6 +189,16 @@ def test_rules_hold_from_the_next_call_on(emulated_gpu):
     assert routes(layer) == {"cuda": 1, "native": 1}
 
 
+def test_an_excluded_layer_is_native_over_whatever_edges(emulated_gpu):
+    """Lists and matrices in turn, also those that come again: none is looked at."""
+    layer, again = SAGEConv(F, 5), batch(900)
+    gnnaccel.exclude(layer)
+    in_a_row(layer)
+    for args in [matrix(), batch(900), again, again] * STREAK:
+        assert unlooked(layer, args)
+    assert gnnaccel.stats()["SAGEConv"]["reasons"] == {"GA101": 5 * STREAK + 1}
+
+
 def test_other_options_begin_anew(emulated_gpu):
     layer = SAGEConv(F, 5)
     in_a_row(layer)

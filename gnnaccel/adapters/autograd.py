@@ -25,6 +25,7 @@ from gnnaccel.dispatch.policy.config import current
 # the function behind torch.autograd.backward, torch.autograd.grad and Tensor.backward
 _ENTRY = "_engine_run_backward"
 _OF_STEPS = "gnnaccel.adapters.captured.modules"
+_others: dict[int, list[int]] = {}  # by a GPU's number, those of all others
 
 
 def install(patches: PatchSet) -> list[str]:
@@ -111,5 +112,7 @@ def _gpu_of(outputs: Sequence[Any]) -> int | None:
 def _single_gpu(torch: Any, own: int) -> bool:
     """Whether this process has used no other GPU."""
     used = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    return (used is not None
-            and not any(used(i) for i in range(torch.cuda.device_count()) if i != own))
+    others = _others.get(own)
+    if others is None:  # the number of GPUs stays what it is once one is used
+        others = _others[own] = [i for i in range(torch.cuda.device_count()) if i != own]
+    return used is not None and not (others and any(map(used, others)))

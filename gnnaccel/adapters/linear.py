@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch import Tensor, compiler, nn
+from torch.compiler import is_dynamo_compiling
 
 from gnnaccel import adapters
 from gnnaccel.adapters.guards import DICTS, ORDINARY, context_reason
@@ -90,8 +90,8 @@ def routed(native: Callable, of_many: Callable[..., Any]) -> Callable:
     @functools.wraps(native)
     def forward(self: Any, input: Any) -> Any:
         # while torch traces, sizes are tensors
-        if (is_compiling() or type(input) is not Tensor or tracing() is not None
-            or input.numel() < LEAST):
+        if (is_dynamo_compiling() or compiler._is_compiling_flag  # as `is_compiling` says
+            or type(input) is not Tensor or tracing() is not None or input.numel() < LEAST):
             return native(self, input)
         return of_many(native, self, input)
 

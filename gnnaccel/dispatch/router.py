@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from torch.compiler import is_compiling
+from torch import Tensor, compiler
+from torch.compiler import is_dynamo_compiling
 
 from gnnaccel.cuda.runtime import capture
 from gnnaccel.dispatch.graph import ledger as ledgers
@@ -23,7 +23,7 @@ from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.plan import planner
 from gnnaccel.dispatch.plan.planner import Plan, native_plan
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
-from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy import config as configs, rules
 from gnnaccel.dispatch.policy.config import Config, current
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import attention as quantized, settings
@@ -87,22 +87,24 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None,
     ``compiled(native, layer, args, kwargs)``: a call in code that is compiled; None: such code gets
     ``native``.
     """
-    remembered = layer_memory.memories.entries
+    held, cells = configs.held, configs.cells
 
     @kept_apart
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # compiled regions trace the host's own code (GA404), but for what is made for them
-        if is_compiling():
+        # compiled regions (`is_compiling`, without its call) trace the host's own code (GA404),
+        # but for what is made for them
+        if is_dynamo_compiling() or compiler._is_compiling_flag:
             return (native(self, *args, **kwargs) if compiled is None
                     else compiled(native, self, args, kwargs))
-        config = current()
+        cell = held()  # `current`, without its call
+        config = (cell.config if cell is not None else current() if cells
+                  else configs.of_process)
         if config is None:
             return native(self, *args, **kwargs)
-        if id(self) in remembered:  # `route`, without its call
-            out = fast_path(self, adapter, instead, args, kwargs, config)
-            if out is not MISSED:
-                return out
+        out = fast_path(self, adapter, instead, args, kwargs, config)  # `route`, without its call
+        if out is not MISSED:
+            return out
         return decide(self, adapter, instead, args, kwargs, config)
 
     instead = native if inside is None else inside(native, forward)
@@ -114,10 +116,9 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
           config: Config) -> Any:
     """Run one call of ``layer`` on the best route. ``native`` is the host's own function,
     unbound."""
-    if id(layer) in layer_memory.memories.entries:
-        out = fast_path(layer, adapter, native, args, kwargs, config)
-        if out is not MISSED:
-            return out
+    out = fast_path(layer, adapter, native, args, kwargs, config)
+    if out is not MISSED:
+        return out
     return decide(layer, adapter, native, args, kwargs, config)
 
 

@@ -8,6 +8,9 @@ from torch_geometric.nn import GraphConv, MessagePassing, SAGEConv, TAGConv
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
+from gnnaccel.adapters.pyg.propagate.new_graphs_native import READ_SMALL_AT
+from gnnaccel.cuda.runtime import driver
+from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.memory.native_cache import STREAK, UNLOOKED
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
@@ -84,6 +87,67 @@ def test_batches_that_come_again_gain_in_the_end(emulated_gpu):
     assert routes(layer)["cuda"] > 4 * STREAK
 
 
+def matrix(edges: int = 90, nodes: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of nodes, and a graph of them as a sparse matrix."""
+    ids = torch.stack([torch.arange(edges) % nodes, torch.arange(edges) // 3 % nodes])
+    return graphs.features(nodes), torch.sparse_coo_tensor(
+        ids, torch.ones(edges), (nodes, nodes)).coalesce().to_sparse_csr()
+
+
+def test_matrices_in_a_row(emulated_gpu):
+    layer = SAGEConv(F, 5)
+    for _ in range(STREAK + 1):
+        layer(*matrix())
+    assert sum(unlooked(layer, matrix()) for _ in range(UNLOOKED + 1)) >= UNLOOKED - 1
+    assert routes(layer) == {"native": 2 * STREAK + 1}
+    args = matrix()
+    for _ in range(4 * STREAK):  # one that comes again
+        layer(*args)
+    assert routes(layer)["cuda"] > 2 * STREAK
+
+
+def test_lists_and_matrices_are_not_of_one_row(emulated_gpu):
+    """On a GPU the host may have no code for one of them."""
+    layer = SAGEConv(F, 5)
+    in_a_row(layer)
+    assert not unlooked(layer, matrix())
+    assert unlooked(layer, batch())
+
+
+def test_a_row_of_small_graphs(emulated_gpu, monkeypatch):
+    """One call in eight notes its graph, which is found again, and none is read."""
+    monkeypatch.setattr(calls, "_FEW_AT_FIRST", 1000)
+    layer, noted, read = SAGEConv(F, 5), [], []
+    native = calls.decide
+    monkeypatch.setattr(calls, "decide", lambda *args: (read.append(1), native(*args))[1])
+    batches = [batch() for _ in range(8 * STREAK)]
+    for number, args in enumerate(batches):
+        layer(*args)
+        if number >= 2 * STREAK:
+            record = ledger.ledgers.get(id(args[1]))
+            noted.append(record is not None and record.sightings == 1)
+    assert len(read) == 1 and sum(noted) == 6 * STREAK // (UNLOOKED + 1)
+    assert routes(layer) == {"native": 8 * STREAK}
+    for _ in range(6 * STREAK):
+        layer(*batches[-1])
+    assert routes(layer)["cuda"] > 3 * STREAK
+
+
+def test_a_row_that_began_on_a_cpu(emulated_gpu, monkeypatch):
+    """A model that goes to a GPU later is read there."""
+    monkeypatch.setattr(calls, "_FEW_AT_FIRST", 20000)
+    layer, placed = SAGEConv(F, 5), list(driver.in_place)
+    driver.in_place.clear()
+    try:
+        for _ in range(3 * STREAK):
+            layer(*batch(1200))
+    finally:
+        driver.in_place.extend(placed)
+    for _ in range(READ_SMALL_AT * (UNLOOKED + 1)):
+        layer(*batch(1200))
+    assert routes(layer)["cuda"] > 0
+
+
 def test_larger_graphs_are_looked_at(emulated_gpu):
     layer = SAGEConv(F, 5)
     in_a_row(layer)
@@ -123,6 +187,16 @@ def test_rules_hold_from_the_next_call_on(emulated_gpu):
     gnnaccel.exclude(layer)
     layer(*args)
     assert routes(layer) == {"cuda": 1, "native": 1}
+
+
+def test_an_excluded_layer_is_native_over_whatever_edges(emulated_gpu):
+    """Lists and matrices in turn, also those that come again: none is looked at."""
+    layer, again = SAGEConv(F, 5), batch(900)
+    gnnaccel.exclude(layer)
+    in_a_row(layer)
+    for args in [matrix(), batch(900), again, again] * STREAK:
+        assert unlooked(layer, args)
+    assert gnnaccel.stats()["SAGEConv"]["reasons"] == {"GA101": 5 * STREAK + 1}
 
 
 def test_other_options_begin_anew(emulated_gpu):

@@ -7,6 +7,7 @@ from torch_geometric.nn import GCNConv, GENConv, GraphConv, LEConv, SAGEConv
 
 import gnnaccel
 from gnnaccel.adapters.pyg.propagate import calls
+from gnnaccel.adapters.pyg.propagate.new_graphs_native import READ_SMALL_AT
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from tests.pyg import graphs
@@ -67,8 +68,8 @@ def test_small_graphs_are_read_once(fresh, monkeypatch):
     layer = Copying()
     for number in range(1, 13):
         step(layer, graphs.features(), graphs.square())
-        assert len(fresh) == (number >= calls._READ_AT)
-    assert routes(layer) == {"native": calls._READ_AT - 1, "cuda": 13 - calls._READ_AT}
+        assert len(fresh) == (number >= READ_SMALL_AT)
+    assert routes(layer) == {"native": READ_SMALL_AT - 1, "cuda": 13 - READ_SMALL_AT}
 
 
 def test_rows_that_are_made_first(fresh):

@@ -69,7 +69,7 @@ def test_one_begins_a_row_of_native_calls_while_another_calls():
     def other() -> None:
         for streak in streaks.values():
             if getattr(streak, "left", 0):
-                streak.goes_on(ei, config)
+                streak.goes_on(memory, ei, kwargs, config, 3)
 
     with gnnaccel.enabled():
         config = current()

@@ -155,7 +155,8 @@ class LayerMemory:
     native call; ``over``, message passing's last calls over some edges, by the id of these. With
     gradients off and on: ``native_once``, ``taken_once``, of calls over edges not seen before, the
     last that was native, and the last that ran by kernels; ``unread``, how many calls over such
-    edges went native unread; ``in_turn``, by types of arguments, native calls in a row.
+    edges went native unread; ``in_turn``, by types of arguments, native calls in a row; ``going``,
+    the last of these, None where calls by kernels are to be compared first.
 
     ``last``: the graph of the last call that was looked at, how many calls it had had by then, and
     whether none of the layer's was native; ``expected``: how many calls the last such graph before
@@ -169,12 +170,13 @@ class LayerMemory:
 
     __slots__ = ("exact", "unrepeated", "graph", "native_exact", "native_sized", "number",
                  "in_a_row", "streak", "why", "left", "over", "native_once", "taken_once",
-                 "unread", "in_turn", "inner", "last", "expected")
+                 "unread", "in_turn", "going", "inner", "last", "expected")
 
     def __init__(self) -> None:
         self.over: list[dict[int, Any]] = [{}, {}, {}, {}]
         self.native_once: list[Any] = [None, None]
         self.in_turn: list[dict[tuple[type, ...], Any]] = [{}, {}]
+        self.going: list[Any] = [None, None]
         self.taken_once: list[Any] = [None, None]
         self.unread, self.unrepeated = [0, 0], 0
         self.inner: Any = None
@@ -297,12 +299,11 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     ``native.host``, if there is one: the host's function, for where nothing in it is taken over.
     """
     entry = memories.entries.get(id(layer))
-    if (entry is None or entry[0]() is not layer or records.sinks  # the short ways tell nothing
+    if (entry is None or records.sinks  # the short ways tell nothing
         or capture.capturing()):  # decisions of earlier calls need not hold for replays
         return MISSED
-    memory = entry[1]
-    # `mode_of`, without its call
-    mode = _grad() + 2 * (layer.training is True)  # type: ignore[union-attr]  # no None here
+    memory, grad = entry[1], _grad()  # an entry goes when its layer does
+    mode = grad + 2 * (layer.training is True)  # `mode_of`, without its call
     exact = memory.exact[mode]
     given: Any = None
     while exact is not None and exact.epoch == config.epoch:
@@ -320,13 +321,13 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
                 if bound is not None and bound.valid():
                     return bound(args[0], held)
                 out = exact.repeat(layer, adapter, args, kwargs, held)  # as `_decide` does
-                as_is = mode & 1 or type(out) is not Tensor or not out._is_view()
+                as_is = grad or type(out) is not Tensor or not out._is_view()
                 return out if as_is else out.detach()
         exact = exact.older
     if _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED
     streak = memory.streak
-    if streak is not None and streak.left and not kwargs and streak.goes_on(args, config.epoch):
+    if streak is not None and streak.left and not kwargs and streak.goes_on(args, config, grad):
         like = streak.like
     else:
         found = memory.native_exact[mode] or memory.native_sized[mode]

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.observe import counters
 from gnnaccel.dispatch.policy.config import Config
-from gnnaccel.dispatch.run.autograd import checkpointed
+from gnnaccel.dispatch.run.autograd import saved_tensor_hooks
 
 MISSED = object()  # in the place of a result: this call is like no earlier one
 WATCHED = 4  # calls of which one has to show that nothing inside gains
@@ -278,13 +278,14 @@ class NativeStreak:
         self.like, self.count, self.epoch, self.left = like, count, epoch, UNLOOKED
         self.at, self.most = like.edges_at  # type: ignore[misc]
 
-    def goes_on(self, args: tuple, epoch: int) -> bool:
-        """Whether a call, without keywords, is one of them; it is taken then."""
-        if self.epoch != epoch or self.count != len(args):
+    def goes_on(self, args: tuple, config: Config, grad: bool) -> bool:
+        """Whether a call, without keywords, is one of them; it is taken then. ``grad``: whether
+        gradients are on."""
+        if self.epoch != config.epoch or self.count != len(args):
             return False
         edges = args[self.at]
         size = edges.numel() if type(edges) is Tensor else size_of(edges)
-        if size > self.most or checkpointed():
+        if size > self.most or (grad and saved_tensor_hooks(True) is not None):  # `checkpointed`
             return False
         self.left -= 1
         return True

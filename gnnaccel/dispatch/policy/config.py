@@ -195,13 +195,16 @@ class _Cell:
 
 _LOCAL = "gnnaccel_override"  # among torch's thread locals
 _lock = threading.RLock()
-_active: Config | None = None
+#: the process's configuration; with `held` and `cells` for ways that cannot afford `current`
+of_process: Config | None = None
 _override: ContextVar[_Cell | None] = ContextVar("gnnaccel_override", default=None)
 _SILENT = _Cell(None)
 #: lets `current` give None in this context until `end_silence` is given the result: for host code
 #: that is native throughout
 silence, end_silence = functools.partial(_override.set, _SILENT), _override.reset
 _cells: list[_Cell] = []
+#: the block that holds in this context, None outside of all; and the blocks that hold anywhere
+held, cells = _override.get, _cells
 #: whether a configuration that holds anywhere has ``compile``; read in code that Dynamo traces,
 #: which then compiles anew when it changes. `gnnaccel.session` sets it
 compiling = False
@@ -222,7 +225,7 @@ def current() -> Config | None:
     cell = _override.get()
     if cell is None and _cells:
         cell = _of_backward()
-    return _active if cell is None else cell.config
+    return of_process if cell is None else cell.config
 
 
 def silenced() -> bool:
@@ -280,7 +283,7 @@ def _stash_steals(torch: Any) -> bool:
 
 def active() -> Config | None:
     """The configuration of the process, blocks left aside."""
-    return _active
+    return of_process
 
 
 def generation() -> int:
@@ -314,10 +317,10 @@ def with_epoch(config: Config) -> Config:
 def set_active(config: Config | None) -> Config | None:
     """Make ``config`` the process's configuration (None: disabled). Returns it as stored, with its
     epoch."""
-    global _active
+    global of_process
     with _lock:
-        _active = None if config is None else with_epoch(config)
-        return _active
+        of_process = None if config is None else with_epoch(config)
+        return of_process
 
 
 @contextlib.contextmanager
@@ -351,12 +354,12 @@ def bump() -> int:
 def renew() -> None:
     """Give every live configuration a new epoch: earlier decisions no longer hold, because
     something besides rules and options has changed."""
-    global _active, _renewed
+    global of_process, _renewed
     with _lock:
         _epochs.clear()
         _renewed = _last_epoch
-        if _active is not None:
-            _active = with_epoch(_active)
+        if of_process is not None:
+            of_process = with_epoch(of_process)
         for cell in _cells:
             if cell.config is not None:
                 cell.config = with_epoch(cell.config)

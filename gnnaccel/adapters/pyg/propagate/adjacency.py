@@ -183,6 +183,8 @@ def _path_of_product(function: Any) -> Path | None:
 
 #: for each matrix: addresses of its index arrays, and the edges made of them
 _kept: TensorMap[tuple[tuple[int, int], EdgeArrays]] = TensorMap()
+#: by id, the matrices whose edges were asked for; for lookups that cannot afford a call
+read_matrices = _kept.entries
 
 
 def edges_of(adjacency: Tensor) -> EdgeArrays:

@@ -24,7 +24,7 @@ from gnnaccel.dispatch.policy import rules
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import aggregation as quantized, settings
-from gnnaccel.dispatch.run.autograd import checkpointed
+from gnnaccel.dispatch.run.autograd import checkpointed, saved_tensor_hooks
 from gnnaccel.dispatch.uncompiled import uncompiled
 from gnnaccel.errors import GraphError
 
@@ -32,7 +32,6 @@ _grad, _tracing = torch.is_grad_enabled, torch._C._get_tracing_state
 _drivers = driver.in_place
 # edges below which a call is not looked at, and not at the first times
 _FEW, _FEW_AT_FIRST = 1000, 20000
-_READ_AT = 8  # the call of a layer over such edges that is read all the same
 
 
 @uncompiled
@@ -73,7 +72,7 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
         new_graphs_native.remember_formless(layer, edge_index, kwargs, outcome, config)
     else:
         new_graphs_native.looked_at(layer_memory.of(layer), kwargs, math.inf,
-                                    type(layer).__name__, outcome.code, config)
+                                    type(layer).__name__, outcome.code, config, None, True)
     return aggregation_route.run(layer, "pyg", None, aggregation_route.native(outcome), config,
                                  None, lambda: _natively(native, layer, edge_index, kwargs), start)
 
@@ -168,10 +167,12 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     `MISSED` for any other."""
     if _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED
-    entry = memories.entries.get(id(layer))
-    memory = entry[1] if entry is not None and entry[0]() is layer else None
-    grad = _grad()
+    entry, grad = memories.entries.get(id(layer)), _grad()
+    memory = None if entry is None else entry[1]  # an entry goes when its layer does
     mode = grad + 2 * (layer.training is True)  # the layer's `mode_of`, without its call
+    streak = None if memory is None else memory.going[grad]
+    if streak is not None and streak.goes_on(memory, edge_index, kwargs, config, mode):
+        return native(layer, edge_index, **kwargs)
     last = None if memory is None else memory.over[mode].get(id(edge_index))
     arguments: Any = None
     same_edges = last is not None and last.edges() is edge_index  # new ones may lie where old did
@@ -190,6 +191,7 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     if (memory is not None and (memory.native_exact[mode] or memory.native_sized[mode])
         and type(layer) not in attention.of_the_host
         and _stays_native(memory, layer, edge_index, kwargs, config, mode)):
+        memory.going[grad] = None
         return native(layer, edge_index, **kwargs)
     if same_edges:
         return MISSED
@@ -197,17 +199,19 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
     fits = earlier is not None and earlier.fits(layer, edge_index, described(kwargs), config)
     if fits and (out := earlier.run(layer, edge_index, kwargs, config, memory)) is not None:
         return out
-    streak = (None if memory is None
-              else memory.in_turn[grad].get(tuple(map(type, kwargs.values()))))
-    if streak is not None and streak.left and streak.goes_on(edge_index, config):
-        return native(layer, edge_index, **kwargs)
+    if memory is not None and memory.in_turn[grad]:
+        other = memory.in_turn[grad].get(tuple(map(type, kwargs.values())))
+        if (other is not None and other is not streak
+            and other.goes_on(memory, edge_index, kwargs, config, mode)):
+            return native(layer, edge_index, **kwargs)
     if config.when == "profitable" and too_small(layer, memory, edge_index, kwargs, config):
         return native(layer, edge_index, **kwargs)
     like = None if memory is None else memory.native_once[grad]
     if like is not None and like.holds(edge_index, kwargs, config):
         counters.count(like.name, "native", like.code)
         new_graphs_native.looked_at(memory,  # type: ignore[arg-type]  # it has `like`
-                                    kwargs, like.most, like.name, like.code, config)
+                                    kwargs, like.most, like.name, like.code, config,
+                                    edge_index.layout)
         return native(layer, edge_index, **kwargs)
     if not fits or earlier.summed:
         return MISSED
@@ -238,7 +242,7 @@ def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: A
     if settings.asked(layer, config) is not None:  # whose calls are counted
         return False
     edges = edge_index.shape[-1]
-    if edges >= _FEW_AT_FIRST or checkpointed():
+    if edges >= _FEW_AT_FIRST or saved_tensor_hooks(True) is not None:  # `checkpointed`
         return False
     without_gpu = edge_index.is_cpu and not _drivers  # as `driver.placed` says
     if edges < _FEW and without_gpu:
@@ -253,11 +257,14 @@ def too_small(layer: Any, memory: layer_memory.LayerMemory | None, edge_index: A
     if not without_gpu:
         grad = _grad()
         memory.unread[grad] += 1
-        if memory.unread[grad] == _READ_AT:
+        if memory.unread[grad] == new_graphs_native.READ_SMALL_AT:
             return False
     name = type(layer).__name__
     counters.count(name, "native", "GA301")
-    if edge_index.layout is torch.strided:
-        new_graphs_native.looked_at(memory, kwargs, edges * new_graphs_native.MORE, name, "GA301",
-                                    config)
+    layout = edge_index.layout
+    if layout is not torch.strided:
+        edges = edge_index._nnz() if adjacency.is_matrix(edge_index) else 0
+    if edges:
+        most = min(edges * new_graphs_native.MORE, _FEW_AT_FIRST - 1)
+        new_graphs_native.looked_at(memory, kwargs, most, name, "GA301", config, layout, True)
     return True

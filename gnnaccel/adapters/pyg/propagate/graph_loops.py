@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.compiler import is_compiling
+from torch import Tensor, compiler
+from torch.compiler import is_dynamo_compiling
 
 from gnnaccel.adapters import own
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
@@ -50,7 +50,8 @@ def looping(native: Callable) -> Callable:
     @functools.wraps(native)
     def looped(edge_index: Any, edge_attr: Any = None, *more: Any, **kwargs: Any) -> Any:
         # compiled regions trace the host's own code; or a function that it calls is not the host's
-        if is_compiling() or computing.now or named.why() is not None:
+        if (is_dynamo_compiling() or compiler._is_compiling_flag  # `is_compiling`
+            or computing.now or named.why() is not None):
             return native(edge_index, edge_attr, *more, **kwargs)
         from gnnaccel.adapters.pyg.propagate import kept_results
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.compiler import is_compiling
+from torch import Tensor, compiler
+from torch.compiler import is_dynamo_compiling
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
@@ -27,6 +27,7 @@ from gnnaccel.dispatch.graph.structure import check_ids
 from gnnaccel.dispatch.policy.config import current, silenced
 from gnnaccel.dispatch.uncompiled import uncompiled
 
+_drivers = driver.in_place
 _CONV = "torch_geometric.nn.conv."
 #: functions that layers call at every forward, or that their normalisations call where these depend
 #: on weights, by module
@@ -90,7 +91,9 @@ def checking(native: Callable) -> Callable:
     def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: Any = None,
              *more: Any, **kwargs: Any) -> Any:
         tried = kept_results.unused[0] >= kept_results.TRIED
-        if (not is_compiling() and not (tried and graph_loops.computing.now)
+        if (not (is_dynamo_compiling() or compiler._is_compiling_flag)  # `is_compiling`
+            and type(edge_index) is Tensor and (edge_index.is_cuda or _drivers)
+            and not (tried and graph_loops.computing.now)
             and _to_be_checked(edge_index, num_nodes)):
             ids_checked = kept_results.find("ids", checked, (edge_index, num_nodes), {})
             if ids_checked is None and kept_results.unused[0] < kept_results.TRIED:
@@ -101,9 +104,8 @@ def checking(native: Callable) -> Callable:
 
 
 @uncompiled
-def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
-    return (type(edge_index) is Tensor and (edge_index.is_cuda or driver.placed())
-            and edge_index.layout is torch.strided and type(nodes) is int
+def _to_be_checked(edge_index: Tensor, nodes: Any) -> bool:
+    return (edge_index.layout is torch.strided and type(nodes) is int
             and (current() is not None or silenced())
             and not capture.capturing() and context_reason() is None
             and edge_index.shape[:1] == (2,))

@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.compiler import is_compiling
+from torch import Tensor, compiler
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.pyg.propagate import graph_loops
 from gnnaccel.cuda.runtime import capture, driver
 from gnnaccel.dispatch.graph import cache, ledger, ordered_weights
+from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import current, silenced
 from gnnaccel.dispatch.uncompiled import kept_apart, uncompiled
 
@@ -53,7 +54,7 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
     @kept_apart
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_dynamo_compiling() or compiler._is_compiling_flag:  # `is_compiling`
             return native(*args, **kwargs)
         plain = weights is None or not args[weights:] or args[weights] is None
         result = find(name, native, args, kwargs, first, named) if plain else None
@@ -100,8 +101,12 @@ def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
     purposes counts apart. Nothing is compiled where this is called.
     """
     edges = args[first] if len(args) > first else None
-    if ((current() is None and not silenced()) or graph_loops.computing.now
-        or not _worth_keeping(edges, name, unused)):
+    cell = configs.held()  # `current`, without its call
+    config = (cell.config if cell is not None else current() if configs.cells
+              else configs.of_process)
+    if config is None and not silenced():
+        return None
+    if graph_loops.computing.now or not _worth_keeping(edges, name, unused):
         return None
     key = _key(name, args[first:], kwargs)
     if (key is None or context_reason() is not None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg.propagate import reading
-from gnnaccel.adapters.pyg.propagate.adjacency import edges_of, is_matrix
+from gnnaccel.adapters.pyg.propagate.adjacency import (edges_of, is_matrix,
+                                                       read_matrices)
 from gnnaccel.adapters.pyg.propagate.described import described, rows_like, width
 from gnnaccel.cuda.runtime import driver
 from gnnaccel.dispatch.graph import ledger
@@ -26,55 +27,112 @@ from gnnaccel.dispatch.run.autograd import checkpointed, saved_tensor_hooks
 _drivers = driver.in_place
 MORE = 1.25  # times as many edges as the call that was decided: where others might gain
 _READ_AT = 16  # looks at calls of a layer whose message has no form
+READ_SMALL_AT = 8  # the call of a layer over few edges that is read all the same
 _entries, _maps = settings.kept()
-_watching = counters.watching
+_watching, _ledgers, _strided = counters.watching, ledger.ledgers, torch.strided
 
 
 class Streak:
     """Native calls of a layer in a row; after some, most are not looked at, as a gain can wait for
     a few calls. ``row``: number of calls looked at; ``left``: number of calls to come without a
-    look, over no more than ``most`` ids and no graph that was asked about before, or over whatever
-    graph, if ``most`` is infinite; ``tally``: where they are counted."""
+    look, over graphs of this ``layout`` of no more than ``most`` ids that were not asked about
+    before, or over whatever graph, if ``layout`` is None; ``small``: whether a look at such a call
+    need only note its graph; ``kinds``: types of their arguments, by name; ``tally``: where they
+    are counted, as native because of ``code``."""
 
-    __slots__ = ("epoch", "row", "left", "most", "tally")
+    __slots__ = ("epoch", "row", "left", "most", "bounded", "layout", "small", "kinds", "code",
+                 "tally")
     most: float
-    tally: counters.Tally
+    layout: torch.layout | None
+    bounded: bool  # whether ``most`` is finite
+    small: bool
+    code: str | None
 
-    def __init__(self, epoch: int):
+    def __init__(self, epoch: int, kwargs: dict):
         self.epoch, self.row, self.left = epoch, 0, 0
+        self.kinds = {name: type(value) for name, value in kwargs.items()}
+        self.tally: counters.Tally | None = None
 
-    def goes_on(self, edge_index: Any, config: Config) -> bool:
-        """Whether a call goes native without a look, where some are ``left``; counts it then."""
-        if (self.epoch != config.epoch or type(edge_index) is not Tensor
-            or edge_index.layout is not torch.strided or edge_index.numel() > self.most):
+    def goes_on(self, memory: layer_memory.LayerMemory, edge_index: Any, kwargs: dict,
+                config: Config, mode: int) -> bool:
+        """Whether a call goes native without a look, where some are ``left``, or with one that is
+        short; counts it then. ``memory``: the layer's; ``mode``: as `layer_memory.mode_of` it."""
+        # Calls of built-in functions are few here: each takes half a microsecond after the layers'
+        # own code.
+        kinds, tally = self.kinds, self.tally
+        if (self.epoch != config.epoch or tally is None or len(kwargs) != len(kinds)
+            or _entries or _maps):
             return False
-        if self.most < math.inf:
-            record = ledger.ledgers.get(id(edge_index))
-            if (record is not None and record() is edge_index
-                and (record.sightings or record.seconds)):
+        for name in kwargs:
+            if name not in kinds or type(kwargs[name]) is not kinds[name]:
                 return False
-        if _entries or _maps or saved_tensor_hooks(True) is not None:
+        if self.layout is not None:
+            if type(edge_index) is not Tensor or edge_index.layout is not self.layout:
+                return False
+            number, over = id(edge_index), memory.over[mode]
+            # new edges may lie where old did
+            if number in over and over[number].edges() is edge_index:
+                return False
+            if self.bounded:
+                record = _ledgers.get(number)
+                if (record is not None and record() is edge_index
+                    and (record.sightings or record.seconds)):
+                    return False
+                if (edge_index.numel() > self.most if self.layout is _strided
+                    else _matrix_exceeds(edge_index, self.most)):
+                    return False
+            if mode & 1 and saved_tensor_hooks(True) is not None:  # gradients are on
+                return False
+        if self.left > 0:
+            self.left -= 1
+        elif self.small and _noted(memory, edge_index, self.layout, mode & 1):
+            self.left = UNLOOKED
+        else:
             return False
-        self.left -= 1
-        self.tally.calls += 1
+        tally.calls += 1
         if _watching:
-            counters.note(self.tally.counts, False, decided=True)
+            counters.note(tally.counts, False, decided=True)
         return True
 
 
+def _matrix_exceeds(adjacency: Tensor, most: float) -> bool:
+    """Whether a sparse matrix has more than ``most`` ids, or was read before."""
+    return 2 * adjacency._nnz() > most or id(adjacency) in read_matrices
+
+
+def _noted(memory: layer_memory.LayerMemory, edge_index: Any, layout: torch.layout | None,
+           grad: int) -> bool:
+    """Whether the graph of a call that goes native was noted, as far as there is anything to
+    note."""
+    if layout is not None:
+        # one call on a GPU is yet to be read, see `calls.too_small`
+        if memory.unread[grad] < READ_SMALL_AT and not (edge_index.is_cpu and not _drivers):
+            return False
+        if edge_index.is_inference():
+            return False
+        ledger.of(edge_index).sightings += 1
+    return True
+
+
 def looked_at(memory: layer_memory.LayerMemory, kwargs: dict, most: float, name: str,
-              code: str | None, config: Config) -> None:
+              code: str | None, config: Config, layout: torch.layout | None = torch.strided,
+              small: bool = False) -> None:
     """Note a native call in its `Streak`. ``most``: the number of edges up to which calls of this
-    are native; infinite where the call is native whatever its graph."""
-    streaks, types = memory.in_turn[torch.is_grad_enabled()], tuple(map(type, kwargs.values()))
+    ``layout`` are native; infinite where the call is native whatever its graph, and ``layout`` is
+    None where that is so by the user's rules; ``small``: as of `Streak`."""
+    grad = torch.is_grad_enabled()
+    streaks, types = memory.in_turn[grad], tuple(map(type, kwargs.values()))
     streak = streaks.get(types)
     if streak is None or streak.epoch != config.epoch:
-        streak = streaks[types] = Streak(config.epoch)
+        streak = streaks[types] = Streak(config.epoch, kwargs)
     streak.row += 1
     if streak.row >= STREAK and config.on_fallback == "native":
-        streak.tally = counters.tally({(name, "native", code): 1})
-        # last: other threads go on from here
-        streak.left, streak.most = UNLOOKED, 2 * most
+        if streak.tally is None or streak.code != code:
+            streak.code, streak.tally = code, counters.tally({(name, "native", code): 1})
+        streak.layout, streak.most, streak.small = layout, 2 * most, small
+        streak.bounded = most < math.inf
+        streak.left = UNLOOKED  # last: other threads go on from here
+        memory.going[grad] = streak if memory.taken_once[grad] is None else None
 
 
 class Native:

@@ -184,7 +184,8 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, call: reading.Read, d
     else:
         return
     if understood(one.arguments):
-        layer_memory.of(layer).taken_once[torch.is_grad_enabled()] = one
+        memory, grad = layer_memory.of(layer), torch.is_grad_enabled()
+        memory.taken_once[grad], memory.going[grad] = one, None
 
 
 def _around(count: int, times: int) -> tuple[int, int]:

@@ -149,7 +149,8 @@ def _handed_on(native: Callable) -> Callable:
 def routed(native: Callable) -> Callable:
     """``native``, a class's own ``propagate``, with the aggregations that we have faster ways
     for."""
-    from torch.compiler import is_compiling
+    from torch import compiler
+    from torch.compiler import is_dynamo_compiling
 
     from gnnaccel.adapters.pyg.compile.messages import inside
     from gnnaccel.adapters.pyg.propagate import calls
@@ -157,14 +158,19 @@ def routed(native: Callable) -> Callable:
     from gnnaccel.cuda.runtime.capture import capturing
     from gnnaccel.dispatch.memory.layer_memory import MISSED
     from gnnaccel.dispatch.observe import records
-    from gnnaccel.dispatch.policy.config import current
+    from gnnaccel.dispatch.policy import config as configs
+
+    current, held, cells = configs.current, configs.held, configs.cells
 
     @kept_apart
     @functools.wraps(native)
     def propagate(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or is_compiling():
+        # `is_compiling` and `current`, without their calls
+        if args or is_dynamo_compiling() or compiler._is_compiling_flag:
             return inside(native, self, edge_index, args, kwargs)
-        config = current()
+        cell = held()
+        config = (cell.config if cell is not None else current() if cells
+                  else configs.of_process)
         if config is None:
             return native(self, edge_index, **kwargs)
         # the short way tells nothing; the route is the same

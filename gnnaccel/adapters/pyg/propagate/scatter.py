@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.compiler import is_compiling
+from torch import Tensor, compiler
+from torch.compiler import is_dynamo_compiling
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import TENSORS, context_reason
@@ -34,12 +34,13 @@ from gnnaccel.dispatch.observe.records import listening
 from gnnaccel.dispatch.ops import by_index, route
 from gnnaccel.dispatch.ops.by_index import IndexGraph
 from gnnaccel.dispatch.ops.call import OpCall
+from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import Config, current
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.uncompiled import uncompiled
 
 _FEW = 1 << 20
-_tracing = torch._C._get_tracing_state
+_tracing, _drivers = torch._C._get_tracing_state, driver.in_place
 _UTILS = "torch_geometric.utils."
 _LAYERS = ("torch_geometric.nn.conv", _UTILS)
 _AGGREGATIONS = "torch_geometric.nn.aggr."
@@ -94,7 +95,7 @@ def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) 
         return True
     if type(src) not in TENSORS or not src.is_floating_point():
         return True
-    return src.is_cpu and not driver.placed() and route.on_cpu_native(name, config)
+    return src.is_cpu and not _drivers and route.on_cpu_native(name, config)
 
 
 def _too_few(name: str, src: Tensor, config: Config) -> bool:
@@ -124,10 +125,14 @@ def _scatter(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None,
                 reduce: str = "sum") -> Tensor:
-        # compiled regions trace the host's own code; a layer's aggregation gets a row of its edges
-        if is_compiling() or (readout and type(index) is Tensor and index._is_view()):
+        # compiled regions (`is_compiling`, without its call) trace the host's own code; a layer's
+        # aggregation gets a row of its edges
+        if is_dynamo_compiling() or compiler._is_compiling_flag or (
+                readout and type(index) is Tensor and index._is_view()):
             return native(src, index, dim, dim_size, reduce)
-        config = current()
+        cell = configs.held()  # `current`, without its call
+        config = (cell.config if cell is not None else current() if configs.cells
+                  else configs.of_process)
         if config is None or _left_alone("pyg.scatter", src, index, readout, config):
             return native(src, index, dim, dim_size, reduce)
         if _too_few("pyg.scatter", src, config):
@@ -147,7 +152,8 @@ def _scatter(native: Callable, readout: bool = False) -> Callable:
 def _segment(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def segment(src: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
-        config = None if is_compiling() else current()  # compiled regions trace the host's own code
+        compiles = is_dynamo_compiling() or compiler._is_compiling_flag  # as `is_compiling` says
+        config = None if compiles else current()  # compiled regions trace the host's own code
         if config is None or readout or _left_alone("pyg.segment", src, ptr, False, config) or (
                 _too_few("pyg.segment", src, config)):
             return native(src, ptr, reduce)
@@ -163,7 +169,8 @@ def _softmax(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def softmax(src: Tensor, index: Any = None, ptr: Tensor | None = None,
                 num_nodes: int | None = None, dim: int = 0) -> Tensor:
-        config = None if is_compiling() else current()  # compiled regions trace the host's own code
+        compiles = is_dynamo_compiling() or compiler._is_compiling_flag  # as `is_compiling` says
+        config = None if compiles else current()  # compiled regions trace the host's own code
         if config is None or _left_alone("pyg.softmax", src, index, readout, config):
             return native(src, index, ptr, num_nodes, dim)
         if ptr is None and _unpaid("pyg.softmax", src, index, config):

@@ -77,7 +77,12 @@ class Guards:
             value = getattr(values[at], name, Unseen)
             values.append(value)
             # most is the same object: without a call
-            if value is not was and was is not _ANYTHING and not still(value, was, edges):
+            if value is was or was is _ANYTHING:
+                continue
+            if type(was) is Look and type(was.look) is Looks:  # as in `still`
+                if value is not was.value or not was.look.holds(value):
+                    return False
+            elif not still(value, was, edges):
                 return False
         for cell, was in self.cells:
             if cell.cell_contents is not was and not same(cell.cell_contents, was):

@@ -170,33 +170,36 @@ class Looks:
 
     def holds(self, module: nn.Module) -> bool:
         """Whether a module looks so."""
-        own_dict = module.__dict__
-        if (type(module) is not self.cls or self.cls.forward is not self.forward
-            or len(own_dict) != self.count or ("forward" in own_dict) != self.own_forward
-            or any(guards.MODULE_HOOKS(own_dict)) != self.hooked):
-            return False
-        options = tuple(map(own_dict.get, self.names, _MISSING))
-        # types first: to compare a tensor is to compute
-        if [*map(type, options)] != self.types or options != self.options:
-            return False
-        for name in self.others:
-            if type(own_dict.get(name)) in _SIMPLE:
+        pairs: list[tuple[Any, Any]] = [(module, self)]
+        for one, looks in pairs:  # with those inside of it, which come to the end of the list
+            own_dict = one.__dict__
+            if (type(one) is not looks.cls or looks.cls.forward is not looks.forward
+                or len(own_dict) != looks.count or ("forward" in own_dict) != looks.own_forward
+                or any(guards.MODULE_HOOKS(own_dict)) != looks.hooked):
                 return False
-        parameters = own_dict["_parameters"]
-        if len(parameters) != len(self.parameters):
-            return False
-        for t, was in zip(parameters.values(), self.parameters):
-            if (id(t) != was[0] or type(t) is not was[1]  # which `swap_tensors` changes
-                or (was[2] and (t.shape != was[2] or t.dtype is not was[3]))):
+            options = tuple(map(own_dict.get, looks.names, _MISSING))
+            # types first: to compare a tensor is to compute
+            if [*map(type, options)] != looks.types or options != looks.options:
                 return False
-        if self.called is None:
-            return True
-        modules = own_dict["_modules"]
-        if [*modules] != self.called:
-            return False
-        for one, looks in zip(modules.values(), self.inside):
-            if one is not looks and (one is None or looks is None or not looks.holds(one)):
+            for name in looks.others:
+                if type(own_dict.get(name)) in _SIMPLE:
+                    return False
+            parameters = own_dict["_parameters"]
+            if len(parameters) != len(looks.parameters):
                 return False
+            for t, was in zip(parameters.values(), looks.parameters):
+                if (id(t) != was[0] or type(t) is not was[1]  # which `swap_tensors` changes
+                    or (was[2] and (t.shape != was[2] or t.dtype is not was[3]))):
+                    return False
+            if looks.called is not None:
+                modules = own_dict["_modules"]
+                if [*modules] != looks.called:
+                    return False
+                for pair in zip(modules.values(), looks.inside):
+                    if pair[0] is not pair[1]:
+                        if pair[0] is None or pair[1] is None:
+                            return False
+                        pairs += [pair]  # without a call
         return True
 
 

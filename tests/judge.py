@@ -92,6 +92,45 @@ def compare(route, layer: torch.nn.Module, *args: Any, train: bool = True, requi
     return first[0]
 
 
+def native_because(route, code: str | None, call: Callable[[], Any], layer: Any = "GATConv",
+                   same: Callable[[Tensor, Tensor], bool] | None = None, **options: Any) -> Any:
+    """``call()`` gives what it gives without gnnaccel, or raises the same: ``layer``, or the one of
+    this class name, runs natively for this reason (None: not at all). ``same``: `native_again`, or
+    `close` where operations inside go our way. Gives what it gave."""
+    expected = _outcome(call)
+    gnnaccel.reset_stats()
+    with route.on(**{"on_fallback": "native", **options}):
+        got = _outcome(call)
+    entry = gnnaccel.stats().get(layer if isinstance(layer, str) else type(layer).__name__)
+    assert code is None or (list(entry["routes"]), list(entry["reasons"])) == (["native"], [code]), entry
+    assert _again(got, expected, same or native_again)
+    if code is not None:
+        with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match=code):
+            call()
+    return got
+
+
+def runs_natively(route, code: str, layer: torch.nn.Module, *args: Any, **options: Any) -> Any:
+    """`native_because` of ``layer(*args)``."""
+    return native_because(route, code, lambda: layer(*args), layer, **options)
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    torch.manual_seed(1)
+    try:
+        return call()
+    except Exception as problem:
+        return problem
+
+
+def _again(got: Any, native: Any, same: Callable[[Tensor, Tensor], bool]) -> bool:
+    if isinstance(native, dict):
+        return list(got) == list(native) and all(same(got[key], native[key]) for key in native)
+    if isinstance(native, Exception):
+        return (type(got), str(got)) == (type(native), str(native))
+    return same(got, native)
+
+
 def native_again(got: Tensor, native: Tensor) -> bool:
     """Whether ``got`` is the host's own result: bit for bit on the CPU; on a GPU, where the host
     adds up with atomics, as near as two of its calls are to each other."""

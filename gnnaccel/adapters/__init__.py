@@ -125,23 +125,20 @@ def _contract(package: str) -> Host:
 def adapter_of(layer: Any) -> Any | None:
     """The adapter that states calls of this layer, whether or not gnnaccel is enabled; None for a
     layer that none knows."""
-    for module, adapter in HOSTS.values():
-        if module in sys.modules:
-            layer_adapter = _contract(adapter).adapter_of(layer)
-            if layer_adapter is not None:
-                return layer_adapter
-    return None
+    return _first("adapter_of", layer)
 
 
 def storable(layer: Any) -> Reason | Literal[True] | None:
     """Whether the rows that this layer gathers may be stored in fewer bytes: True, or why not; None
     for a module that is no layer of a graph."""
-    for module, adapter in HOSTS.values():
-        if module in sys.modules:
-            answer = _contract(adapter).storable(layer)
-            if answer is not None:
-                return answer
-    return None
+    return _first("storable", layer)
+
+
+def _first(ask: str, layer: Any) -> Any:
+    """The first answer that is not None of a function of the hosts that are imported."""
+    answers = (getattr(_contract(adapter), ask)(layer) for module, adapter in HOSTS.values()
+               if module in sys.modules)
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def linear_maps(layer: Any) -> list[tuple[str, Any]]:

@@ -31,11 +31,14 @@ class Contract:
 
     A call:
 
-    * ``state(layer, args, kwargs)``, ``run(layer, spec, inputs, attend)``: as in `router.Adapter`.
+    * ``ARGUMENTS``: the names of the required and of the optional arguments of ``forward``.
+    * ``state(layer, *arguments)``: as in `router.Adapter`, of these arguments, None for those not
+      given; without ``ARGUMENTS`` ``state(layer, args, kwargs)``.
+    * ``run(layer, spec, inputs, attend)``: as in `router.Adapter`.
     * ``bind(layer, call)``: as in `router.Adapter`; None: no call is bound.
 
     * ``shapes(layer, inputs)``: shapes of the parameters that kernels read, by their dotted names,
-      by the layer's sizes, for `guards.checked`; ``ONE_DTYPE``: whether all must be of the dtype
+      by the layer's sizes, for `guards.stated`; ``ONE_DTYPE``: whether all must be of the dtype
       of the rows. None: the layer's own modules are called.
 
     A call that repeats another one (`signature.Signature` makes the keys):
@@ -81,6 +84,7 @@ class Contract:
 
     state: Callable[..., Any]
     run: Callable[..., Any]
+    ARGUMENTS: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     bind: Callable[..., Any] | None = None
     shapes: Callable[..., Any] | None = None
     ONE_DTYPE: bool = False

@@ -14,6 +14,7 @@ from torch.nn.modules import module as _modules
 from torch.nn.parameter import Parameter, UninitializedParameter
 from torch.utils._device import DeviceContext
 
+from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.own import Path, forward_is_own, is_method
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -343,9 +344,16 @@ def of_heads(layer: Any, heads: int, width: int, maps: Iterable[str], vectors: I
     return shapes
 
 
-def checked(found: Any, layer: Any, contract: Contract) -> Any:
-    """``found``, the result of ``contract.state`` for a call, or why kernels would misread the
-    layer's parameters."""
+def stated(contract: Contract, layer: Any, args: tuple, kwargs: dict) -> Any:
+    """The result of ``contract.state`` for a call, or why its arguments do not fit, or kernels
+    would misread the layer's parameters."""
+    if contract.ARGUMENTS is None:
+        found = contract.state(layer, args, kwargs)
+    else:
+        bound = bind(args, kwargs, *contract.ARGUMENTS)
+        if bound is None:
+            return reason("GA206", f"the arguments do not fit {type(layer).__name__}.forward")
+        found = contract.state(layer, *bound)
     if contract.shapes is None or type(found) is Reason:
         return found
     spec, inputs = found

@@ -10,5 +10,6 @@ from tests.judge import close, on_routes, spread, took
 POSITIONS = ("graph", "feat", "third", "fourth", "fifth")
 
 compare = functools.partial(judge.compare, positions=POSITIONS)
+native_because = functools.partial(judge.native_because, same=close)  # DGL's operations are taken over
 
-__all__ = ["POSITIONS", "close", "compare", "on_routes", "spread", "took"]
+__all__ = ["POSITIONS", "close", "compare", "native_because", "on_routes", "spread", "took"]

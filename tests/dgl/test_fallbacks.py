@@ -15,6 +15,7 @@ from tests.compiled_frames import frames
 from tests.dgl import graphs
 from tests.dgl.graphs import F, M, N
 from tests.dgl.judge import close, took
+from tests.judge import native_because
 
 
 @pytest.fixture
@@ -25,27 +26,6 @@ def inputs(route):
 @pytest.fixture
 def layer(route):
     return GATConv(F, 8, 2).to(route.device)
-
-
-def native_because(route, code: str, call, layer: str = "GATConv"):
-    """``call()`` gives the same under gnnaccel, natively and for this reason; or the same error."""
-    try:
-        torch.manual_seed(1)
-        expected = call()
-    except Exception as error:
-        expected = error
-    gnnaccel.reset_stats()
-    torch.manual_seed(1)
-    with route.on(on_fallback="native"):
-        if isinstance(expected, Exception):
-            with pytest.raises(type(expected)):
-                call()
-        else:
-            assert torch.equal(call(), expected)
-    entry = gnnaccel.stats()[layer]
-    assert list(entry["routes"]) == ["native"] and list(entry["reasons"]) == [code], entry
-    with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match=code):
-        call()
 
 
 # ---- the layer ----

@@ -1,17 +1,12 @@
 """Graphs with edge types for the tests of DGL's relational layers, and what these tests share."""
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
 
 import dgl
-import pytest
 import torch
 from torch import Tensor
 
-import gnnaccel
 from tests.dgl.graphs import E, N
-from tests.dgl.judge import close
 
 R = 6
 ORDERINGS = {"as stated": (), "chosen": ("compaction", "reordering"),
@@ -45,27 +40,3 @@ def homogeneous(kind: str = "coo") -> dgl.DGLGraph:
     ptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(by, minlength=N).cumsum(0)])
     ids = torch.randperm(E) if kind.endswith("ids") else torch.empty(0, dtype=torch.long)
     return dgl.graph((kind[:3], (ptr, (v if by is u else u)[order], ids)), num_nodes=N)
-
-
-def natively(route, code: str, layer: torch.nn.Module, call: Callable[[], Any]) -> None:
-    """``call()`` gives what DGL gives, and ``layer`` runs natively for this reason."""
-    expected = call()
-    gnnaccel.reset_stats()
-    with route.on(on_fallback="native"):
-        got = call()
-    entry = gnnaccel.stats()[type(layer).__name__]
-    assert list(entry["routes"]) == ["native"] and list(entry["reasons"]) == [code], entry
-    assert close(got, expected)
-    with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match=code):
-        call()
-
-
-def fails_alike(route, code: str, layer: torch.nn.Module, call: Callable[[], Any]) -> None:
-    """``call()`` raises what DGL raises, and ``layer`` runs natively for this reason."""
-    with pytest.raises(Exception) as native:
-        call()
-    gnnaccel.reset_stats()
-    with route.on(on_fallback="native"), pytest.raises(native.type) as got:
-        call()
-    assert str(got.value) == str(native.value)
-    assert gnnaccel.stats()[type(layer).__name__]["reasons"] == {code: 1}

@@ -10,24 +10,8 @@ from torch_geometric.nn import AGNNConv, FiLMConv, GATConv, SumAggregation
 import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import F, M, N
-from tests.pyg.judge import close, native_again, took
+from tests.pyg.judge import close, native_because, took
 from tests.pyg.layers import NAMES, build
-
-
-def native_because(route, code: str, call, layer: str = "GATConv"):
-    """``call()`` gives the same under gnnaccel, natively and for this reason; gives the result."""
-    torch.manual_seed(1)
-    expected = call()
-    gnnaccel.reset_stats()
-    torch.manual_seed(1)
-    with route.on(on_fallback="native"):
-        got = call()
-    entry = gnnaccel.stats()[layer]
-    assert list(entry["routes"]) == ["native"] and list(entry["reasons"]) == [code], entry
-    assert native_again(got, expected)
-    with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match=code):
-        call()
-    return got
 
 
 # ---- the layer ----

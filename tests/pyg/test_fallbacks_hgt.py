@@ -2,26 +2,17 @@
 own errors."""
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.errors import FallbackError
 from tests.helpers import relative
 from tests.pyg.hgt_graphs import RELATIONS, edges, features, layer, on
-from tests.pyg.judge import native_again
+from tests.pyg.judge import native_again, runs_natively
 
-
-def native_because(route, code, made, x, ei):
-    expected = made(x, ei)
-    gnnaccel.reset_stats()
-    with route.on(on_fallback="native", exclude=["HeteroLinear", "HeteroDictLinear"]):
-        got = made(x, ei)
-    assert gnnaccel.stats()["HGTConv"] == {"calls": 1, "routes": {"native": 1},
-                                           "reasons": {code: 1}}
-    assert all(native_again(got[k], expected[k]) for k in expected)
-    with route.on(), pytest.raises(FallbackError, match=code):
-        made(x, ei)
+native_because = functools.partial(runs_natively, exclude=["HeteroLinear", "HeteroDictLinear"])
 
 
 def test_no_edges_at_all(route):

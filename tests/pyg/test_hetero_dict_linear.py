@@ -10,7 +10,7 @@ from gnnaccel.dispatch.relational import costs, statements
 from gnnaccel.dispatch.relational.request import RelationalRequest
 from gnnaccel.errors import FallbackError
 from tests.helpers import relative
-from tests.pyg.judge import compare, on_routes, took
+from tests.pyg.judge import compare, on_routes, runs_natively, took
 
 SIZES = {"a": 7, "empty": 0, "b": 1, "long": 40, "c": 3, "last": 16}
 
@@ -164,32 +164,21 @@ def test_the_structure_is_kept_by_sizes(route):
 
 # ---- what stays native ----
 
-def native_because(route, code, made, x):
-    expected = made(x)
-    gnnaccel.reset_stats()
-    with route.on(on_fallback="native"):
-        got = made(x)
-    assert gnnaccel.stats()["HeteroDictLinear"]["reasons"] == {code: 1}
-    assert list(got) == list(expected) and all(torch.equal(got[k], expected[k]) for k in got)
-    with route.on(), pytest.raises(FallbackError, match=code):
-        made(x)
-
-
 @pytest.mark.long
 def test_causes(route):
     x = {name: t.to(route.device) for name, t in rows().items()}
     made = layer().to(route.device)
-    native_because(route, "GA208", HeteroDictLinear({"a": 8, "b": 5}, 16).to(route.device),
-                   {"a": x["a"], "b": x["last"][:, :5].contiguous()})
-    native_because(route, "GA303", made, {"empty": x["empty"]})
-    native_because(route, "GA303", made, {"unknown": x["a"]})
-    native_because(route, "GA206", made, {**x, "a": x["a"].unsqueeze(0)})
+    runs_natively(route, "GA208", HeteroDictLinear({"a": 8, "b": 5}, 16).to(route.device),
+                  {"a": x["a"], "b": x["last"][:, :5].contiguous()})
+    runs_natively(route, "GA303", made, {"empty": x["empty"]})
+    runs_natively(route, "GA303", made, {"unknown": x["a"]})
+    runs_natively(route, "GA206", made, {**x, "a": x["a"].unsqueeze(0)})
     hooked = layer().to(route.device)
     hooked.lins["a"].register_forward_hook(lambda module, args, out: 2 * out)
-    native_because(route, "GA208", hooked, x)
+    runs_natively(route, "GA208", hooked, x)
     if route.backend == "cuda":
-        native_because(route, "GA203", layer().double().to(route.device),
-                       {k: t.double() for k, t in x.items()})
+        runs_natively(route, "GA203", layer().double().to(route.device),
+                      {k: t.double() for k, t in x.items()})
 
 
 def test_few_types_go_native_at_a_glance_and_are_counted():
@@ -258,4 +247,4 @@ def test_biases_that_the_host_broadcasts(route, all_types, code):
     made, x = layer().to(route.device), {k: t.to(route.device) for k, t in rows().items()}
     for name in SIZES if all_types else ("a",):
         made.lins[name].bias = torch.nn.Parameter(torch.full((1,), 0.5, device=route.device))
-    native_because(route, code, made, x)
+    runs_natively(route, code, made, x)

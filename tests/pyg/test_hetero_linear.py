@@ -8,7 +8,7 @@ from torch_geometric.nn import HeteroLinear
 import gnnaccel
 from gnnaccel.errors import FallbackError, GraphError
 from tests.helpers import relative
-from tests.pyg.judge import compare, on_routes, took
+from tests.pyg.judge import compare, on_routes, runs_natively, took
 
 ROWS, TYPES = 50, 5
 
@@ -150,29 +150,18 @@ class Other(HeteroLinear):
         return 2 * super().forward_naive(x, type_ptr)
 
 
-def native_because(route, code, made, *args):
-    expected, name = made(*args), type(made).__name__
-    gnnaccel.reset_stats()
-    with route.on(on_fallback="native"):
-        got = made(*args)
-    assert gnnaccel.stats()[name] == {"calls": 1, "routes": {"native": 1}, "reasons": {code: 1}}
-    assert torch.equal(got, expected)
-    with route.on(), pytest.raises(FallbackError, match=code):
-        made(*args)
-
-
 @pytest.mark.long
 def test_causes(route):
     x, kinds = torch.randn(ROWS, 8).to(route.device), types().to(route.device)
-    native_because(route, "GA205", Other(8, 16, TYPES).to(route.device), x, kinds)
-    native_because(route, "GA303", HeteroLinear(8, 16, TYPES).to(route.device), x[:0], kinds[:0])
+    runs_natively(route, "GA205", Other(8, 16, TYPES).to(route.device), x, kinds)
+    runs_natively(route, "GA303", HeteroLinear(8, 16, TYPES).to(route.device), x[:0], kinds[:0])
     own = HeteroLinear(8, 16, TYPES).to(route.device)
     original = own.forward_naive
     own.forward_naive = lambda x, ptr: 2 * original(x, ptr)
-    native_because(route, "GA205", own, x, kinds)
+    runs_natively(route, "GA205", own, x, kinds)
     if route.backend == "cuda":
-        native_because(route, "GA203", HeteroLinear(8, 16, TYPES).double().to(route.device),
-                       x.double(), kinds)
+        runs_natively(route, "GA203", HeteroLinear(8, 16, TYPES).double().to(route.device),
+                      x.double(), kinds)
 
 
 def test_types_out_of_range(route):

@@ -72,8 +72,9 @@ class Kind:
         self.elsewhere = Elsewhere([t for t in self._held() if t.device.type != device.type
                                     and t.numel() <= SMALL])
 
-    def strange(self, tensors: list[Tensor]) -> bool:
-        """Whether no copied tensor is one that the module holds, and could tell from others."""
+    def copyable(self, tensors: list[Tensor]) -> bool:
+        """Whether a replay may run on copies of these tensors: the module compares none by
+        identity, or holds none of those that are copied."""
         if self.reads is None or self.snapshot is None or not self.reads.compares:
             return True
         held = {*map(id, self._held())}

@@ -140,7 +140,7 @@ def _routed(native: Callable, module: nn.Module, entry: Module, args: tuple, kwa
     if kind.captured is not None:
         if kind.repeats(tensors) and kind.stands():
             entry.calls = 0
-            if kind.captured.free(tensors) and kind.strange(tensors):
+            if kind.captured.free(tensors) and kind.copyable(tensors):
                 counts.counted(type(module).__name__)
                 return kind.captured.replay(tensors)
             return native(module, *args, **kwargs)
@@ -177,7 +177,7 @@ def _watched(native: Callable, module: nn.Module, entry: Module, kind: Kind,
             kind.notes(Snapshot([module, *reads.modules], device), reads, device)
     except Unknown as problem:
         return _left(native, module, entry, args, kwargs, f"its state: {problem}")
-    if kind.calls < _CALLS or not kind.strange(tensors):
+    if kind.calls < _CALLS or not kind.copyable(tensors):
         return _observed(native, module, entry, kind, given)
     if compiling.waiting():  # a capture would wait for its kernels, and go when others come
         return native(module, *args, **kwargs)

@@ -141,8 +141,8 @@ class _Guarded(contract.Unread):
         self.contract = adapter
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
         self._inference_reason = shared.inference_reason
-        self.paths, self._state = own.Paths(cls, ("forward",)), adapter.state
-        self._checked, self._absorbed, self.run = shared.checked, adapter.ABSORBED, adapter.run
+        self.paths, self._stated = own.Paths(cls, ("forward",)), shared.stated
+        self._absorbed, self.run = adapter.ABSORBED, adapter.run
         self.key = repeated.signature(adapter, self.paths)
         self.keep, self.again = repeated.keep, repeated.again
 
@@ -150,4 +150,4 @@ class _Guarded(contract.Unread):
         why = (self._context_reason()
                or self._layer_reason(layer, self.paths.of(type(layer)), self._absorbed)
                or self._inference_reason((*args, *kwargs.values())))
-        return why or self._checked(self._state(layer, args, kwargs), layer, self.contract)
+        return why or self._stated(self.contract, layer, args, kwargs)

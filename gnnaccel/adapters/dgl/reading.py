@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import calls, guards
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -28,31 +27,16 @@ class Nodes(NamedTuple):
     same: bool
 
 
-def arguments(name: str, args: tuple, kwargs: dict, required: tuple[str, ...],
-              weighted: bool = False) -> list[Any] | Reason:
-    """The ``required`` arguments of an attention layer's call, or why it is not taken over: it asks
-    for attention weights, or gives ``edge_weight``, which the layer takes when ``weighted``.
-    ``name``: the layer's class."""
-    bound = bind(args, kwargs, required, (*(("edge_weight",) if weighted else ()), "get_attention"))
-    if bound is None:
-        return reason("GA206", f"the arguments do not fit {name}.forward")
-    if weighted and bound[len(required)] is not None:
+def attention(graph: Any, feat: Any, get_attention: Any,
+              edge_weight: Any = None) -> Nodes | Reason:
+    """`nodes` of an attention layer's call, which is not taken over where it asks for attention
+    weights or gives weights of edges."""
+    if edge_weight is not None:
         return reason("GA208", "edge_weight was given", "call the layer without edge_weight")
-    if bound[-1]:
+    if get_attention:
         return reason("GA208", "attention weights were asked for",
                       "call the layer without get_attention")
-    return bound[:len(required)]
-
-
-def attention(name: str, args: tuple, kwargs: dict,
-              weighted: bool = False) -> tuple[Any, Any, Nodes] | Reason:
-    """Graph, features and nodes of an attention layer's call ``layer(graph, feat)``, or why it is
-    not taken over; ``name``, ``weighted``: as of `arguments`."""
-    bound = arguments(name, args, kwargs, ("graph", "feat"), weighted)
-    if type(bound) is Reason:
-        return bound
-    inputs = nodes(*bound)
-    return inputs if type(inputs) is Reason else (*bound, inputs)
+    return nodes(graph, feat)
 
 
 def nodes(graph: Any, feat: Any) -> Nodes | Reason:

@@ -187,8 +187,7 @@ class _Guarded(contract.Unread):
         start = ("forward", *(own.MESSAGE_PASSING if node_dim is not None else ()))
         self.paths = own.Paths(cls, start,
                                guards.aggregations((*self._aggregations, *adapter.INSIDE)))
-        self._state, self.run, self.bind = adapter.state, adapter.run, adapter.bind
-        self._checked = shared.checked
+        self.run, self.bind, self._stated = adapter.run, adapter.bind, shared.stated
         self.key = guards.signature(adapter, self.paths, node_dim is not None)
         self._keep, self.again = adapter.keep, adapter.repeated()
         self._resized: Any = adapter.resized
@@ -225,7 +224,7 @@ class _Guarded(contract.Unread):
         why = why or guards.inference_reason((*args, *kwargs.values()))
         if why is None and "parametrizations" in layer._modules:  # the host asks for a bias twice
             why = guards.parametrized_reason(layer)
-        result = why or self._checked(self._state(layer, args, kwargs), layer, self.contract)
+        result = why or self._stated(self.contract, layer, args, kwargs)
         if why is None and self.contract.TURNS and layer.flow != "source_to_target":
             result = self._turned(result)
         guards.note_made(layer, type(result) is Reason)

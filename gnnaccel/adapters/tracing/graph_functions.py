@@ -213,11 +213,17 @@ class GraphFunctions(Steps):
         if type(index) is not Special or not index.end or not isinstance(
             dtype, (torch.dtype, type(None))):
             raise Unseen
-        meta, whole = torch.empty(ROWS, dtype=dtype, device="meta"), num_nodes is not None
-        if whole and not self._counts(num_nodes, index.end):
+        return self._at_nodes(function, index, (index, num_nodes, dtype), num_nodes,
+                              torch.empty(ROWS, dtype=dtype, device="meta"))
+
+    def _at_nodes(self, function: Any, index: Special, args: tuple, count: Any,
+                  meta: Tensor) -> NodeValue:
+        """``function(*args)``, a value of each node at the end of the edges that ``index`` is, of
+        ``count`` nodes; None: up to the last that has an edge."""
+        if not index.end or count is not None and not self._counts(count, index.end):
             raise Unseen
-        result = self.made(function, (index, num_nodes, dtype), {}, meta)
-        result.rows, result.alone = (index.end, whole), True
+        result = self.made(function, args, {}, meta)
+        result.rows, result.alone = (index.end, count is not None), True
         return result
 
     def added(self, count: Any, src: pointwise.Rows, index: Special, dim: Any) -> NodeValue:
@@ -226,26 +232,19 @@ class GraphFunctions(Steps):
         if not isinstance(src, pointwise.Rows) or type(dim) is not int or (
             dim not in (0, -src.meta.dim())):
             raise Unseen
-        if not index.end or count is not None and not self._counts(count, index.end):
-            raise Unseen
         meta = torch.empty_like(src.meta)
         if type(src.tree) is Number:
             sums = functools.partial(_sums, src.tree.value, src.meta)
-            result = self.made(sums, (index, count), {}, meta)
-        else:
-            rows = EdgeRows(channels.at_edges(src))
-            result = self.made(_added, (rows, index, count), {}, meta)
-        result.rows, result.alone = (index.end, count is not None), True
-        return result
+            return self._at_nodes(sums, index, (index, count), count, meta)
+        rows = EdgeRows(channels.at_edges(src))
+        return self._at_nodes(_added, index, (rows, index, count), count, meta)
 
     def bincount(self, index: Special, minlength: Any) -> NodeValue:
         """`torch.bincount` of the ids at one end of the edges, for all of its nodes."""
-        if not index.end or not self._counts(minlength, index.end):
+        if not self._counts(minlength, index.end):
             raise Unseen
-        result = self.made(torch.bincount, (index, None, minlength), {},
-                           torch.empty(ROWS, dtype=torch.int64, device="meta"))
-        result.rows, result.alone = (index.end, True), True
-        return result
+        return self._at_nodes(torch.bincount, index, (index, None, minlength), minlength,
+                              torch.empty(ROWS, dtype=torch.int64, device="meta"))
 
     def one_hot(self, index: Any, num_classes: Any = None, dtype: Any = None) -> Any:
         """PyG's ``one_hot``."""

@@ -14,7 +14,7 @@ from gnnaccel.cuda.messages.expression import Expression, Input, Step
 from gnnaccel.cuda.messages.message_writer import strided
 from gnnaccel.cuda.runtime import sources
 from gnnaccel.cuda.runtime.launch import (THREADS, WARPS, Kernels, Layout, factored, grid,
-                                          layout_for, pointer, workspace)
+                                          layout_for, over_rows, pointer)
 from gnnaccel.cuda.structures.structure import Rows
 from gnnaccel.cuda.traverse.column_sum import column_sum
 
@@ -113,18 +113,12 @@ def extremum(graph: Rows, expression: Expression, seen: tuple[int, int],
     """
     heads, width = seen
     args, _copies = arguments(graph, expression, seen, inputs, numbers)
-    layout = layout_for(heads, width)
-    compiled = kernels(expression, heads, width, graph.wide, of=reduce)
-    device, launch = graph.indptr.device, graph.launch()
-    out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
+    out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=graph.indptr.device)
     counts = torch.empty_like(out) if train else None
-    memory, (part, _, _) = workspace(launch.chunks, (2 * heads * width, 0, 0), device)
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + args
-                        + (out.data_ptr(), pointer(counts), part))
-    if launch.heavy:
-        compiled("merge")(grid(launch.heavy, layout), THREADS, 0,
-                          launch.merge + (part, out.data_ptr(), pointer(counts)))
+    results = out.data_ptr(), pointer(counts)
+    over_rows(graph, layout_for(heads, width), kernels(expression, heads, width, graph.wide,
+                                                       of=reduce),
+              "forward", args + results, (2 * heads * width,), "merge", results)
     return out, counts
 
 

@@ -12,7 +12,7 @@ from gnnaccel.cuda.messages import attention_text, message_text
 from gnnaccel.cuda.messages.expression import Expression
 from gnnaccel.cuda.messages.generated import Gradients, Numbers, arguments
 from gnnaccel.cuda.runtime import sources
-from gnnaccel.cuda.runtime.launch import THREADS, Kernels, grid, layout_for, pointer, workspace
+from gnnaccel.cuda.runtime.launch import THREADS, Kernels, grid, layout_for, over_rows, pointer
 from gnnaccel.cuda.structures.structure import Rows
 
 
@@ -46,17 +46,13 @@ def forward(graph: Rows, expression: Expression, seen: tuple[int, int],
     """
     heads, width = seen
     args, _copies = arguments(graph, expression, seen, inputs, numbers)
-    layout, compiled = layout_for(heads, width), kernels(expression, heads, width, graph.wide)
-    device, launch = graph.indptr.device, graph.launch()
+    device = graph.indptr.device
     out = torch.empty((graph.rows, heads * width), dtype=torch.float32, device=device)
     saved = (Kept(torch.empty_like(out), *torch.empty((2, graph.rows, heads), dtype=torch.float32,
                                                       device=device)) if train else None)
-    memory, parts = workspace(launch.chunks, (heads * width, heads, heads), device)
     ends = (out.data_ptr(), *map(pointer, saved or (None,) * 3))
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + args + ends + parts)
-    if launch.heavy:
-        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + parts + ends)
+    over_rows(graph, layout_for(heads, width), kernels(expression, heads, width, graph.wide),
+              "forward", args + ends, (heads * width, heads, heads), "merge", ends)
     return out, saved
 
 

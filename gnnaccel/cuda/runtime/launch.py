@@ -102,6 +102,31 @@ def workspace(chunks: int, sizes: tuple[int, int, int],
                     base + 4 * (first + second) if third else 0)
 
 
+def over_rows(graph: Any, layout: Layout, compiled: Kernels, entry: str, inputs: tuple,
+              sizes: tuple[int, ...], finish: str, results: tuple, before: tuple = (),
+              arrays: int = 0) -> None:
+    """Launches ``entry`` over the rows and chunks of a graph (`structure.Rows`), with ``inputs``
+    and addresses of fp32 [chunks, size] for each of the ``sizes``; then ``finish`` over the rows
+    that are split, if any, with the first ``arrays`` of the graph, ``before``, these addresses, and
+    ``results``."""
+    launch = graph.launched or graph.launch()
+    chunks, row, at = launch.chunks, 0, 0
+    parts: tuple[int, ...] = ()
+    for size in sizes:
+        row += size
+    if chunks:
+        memory = torch.empty(chunks * row, dtype=torch.float32, device=graph.indptr.device)
+        at = memory.data_ptr()
+    for size in sizes:
+        parts, at = (*parts, at if size else 0), at + 4 * chunks * size
+    # `grid`, without its calls
+    compiled(entry)((-(-(launch.slots + graph.rows) // WARPS), layout.tiles), THREADS, 0,
+                    launch.graph + launch.split + inputs + parts)
+    if launch.heavy:
+        compiled(finish)((-(-launch.heavy // WARPS), layout.tiles), THREADS, 0,
+                         launch.merge + launch.graph[:arrays] + before + parts + results)
+
+
 def row_kernels(family: str, layout: Layout, dtype: torch.dtype, wide: bool,
                 **flags: int) -> Kernels:
     """The kernels for rows of ``dtype`` over a graph, with int64 offsets if ``wide``. ValueError

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.runtime.launch import (THREADS, TYPES, Kernels, Layout, check_graph, grid,
-                                          layout_for, pointer, workspace, wrong_weight)
+from gnnaccel.cuda.runtime.launch import (TYPES, Kernels, Layout, check_graph, layout_for,
+                                          over_rows, pointer, wrong_weight)
 from gnnaccel.cuda.structures.structure import Rows
 from gnnaccel.cuda.traverse.multi_reduce import check
 
@@ -84,14 +84,9 @@ def forward(variant: Variant, graph: Rows, x: Tensor,
     size = variant.heads * variant.width
     out = torch.empty((rows, variant.heads, variant.width), dtype=variant.row, device=device)
     arg = torch.empty(out.shape, dtype=torch.int32, device=device)
-    launch = graph.launch()
-    memory, (part, part_arg, _) = workspace(launch.chunks, (size, size, 0), device)
-    variant.kernels("forward")(grid(launch.slots + rows, layout), THREADS, 0,
-                               launch.graph + launch.split + (
-        x.data_ptr(), pointer(weight), out.data_ptr(), arg.data_ptr(), part, part_arg))
-    if launch.heavy:
-        variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
-                                 launch.merge + (part, part_arg, out.data_ptr(), arg.data_ptr()))
+    results = (out.data_ptr(), arg.data_ptr())
+    over_rows(graph, layout, variant.kernels, "forward", (x.data_ptr(), pointer(weight), *results),
+              (size, size), "merge", results)
     return out, arg
 
 
@@ -112,14 +107,10 @@ def pick(variant: Variant, graph: Rows, arg: Tensor, grad: Tensor,
     check("arg", arg, (None, *grad.shape[1:]), torch.int32, device, 1)
     _check_weight(variant, graph, weight)
     out = torch.empty((rows, variant.heads, variant.width), dtype=variant.row, device=device)
-    launch = graph.launch()
-    memory, (part, _, _) = workspace(launch.chunks, (variant.heads * variant.width, 0, 0), device)
-    variant.kernels("pick")(grid(launch.slots + rows, layout), THREADS, 0,
-                            launch.graph + launch.split + (
-        arg.data_ptr(), grad.data_ptr(), pointer(weight), out.data_ptr(), part))
-    if launch.heavy:
-        variant.kernels("add_parts")(grid(launch.heavy, layout), THREADS, 0,
-                                     launch.merge + (part, out.data_ptr()))
+    end = out.data_ptr(),
+    over_rows(graph, layout, variant.kernels, "pick",
+              (arg.data_ptr(), grad.data_ptr(), pointer(weight), *end),
+              (variant.heads * variant.width,), "add_parts", end)
     return out
 
 

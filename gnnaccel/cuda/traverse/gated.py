@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.runtime.launch import (THREADS, Kernels, check_dense, grid, layout_of, pointer,
-                                          row_kernels, workspace)
+from gnnaccel.cuda.runtime.launch import (Kernels, check_dense, layout_of, over_rows, pointer,
+                                          row_kernels)
 from gnnaccel.cuda.structures.structure import Rows
 
 ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
@@ -46,17 +46,10 @@ def forward(graph: Rows, left: Tensor, right: Tensor, edge: Tensor, values: Tens
                 values=(values, left.shape[0]))
     result = Gated(torch.empty_like(edge), torch.empty_like(right),
                    torch.empty((graph.rows, width), dtype=torch.float32, device=device))
-    launch, layout, compiled = (graph.launch(), layout_of(width),
-                                kernels(width, left.dtype, graph.wide))
-    memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)
-    results = (result.out.data_ptr(), result.total.data_ptr())
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + (
-        left.data_ptr(), right.data_ptr(), edge.data_ptr(), values.data_ptr(), np.float32(epsilon),
-        result.score.data_ptr(), *results, part))
-    if launch.heavy:
-        compiled("merge")(grid(launch.heavy, layout), THREADS, 0,
-                          launch.merge + (part, np.float32(epsilon), *results))
+    number, results = np.float32(epsilon), (result.out.data_ptr(), result.total.data_ptr())
+    over_rows(graph, layout_of(width), kernels(width, left.dtype, graph.wide), "forward",
+              (left.data_ptr(), right.data_ptr(), edge.data_ptr(), values.data_ptr(), number,
+               result.score.data_ptr(), *results), (2 * width,), "merge", (number, *results))
     return result
 
 
@@ -68,22 +61,16 @@ def by_row(graph: Rows, found: Gated, values: Tensor, ratio: Tensor,
     ``total``; score_grad: [edges, F], that of its ``score``, if it has any. ValueError for a tensor
     that does not fit.
     """
-    width, edges, device = values.shape[-1], graph.other.shape[0], graph.indptr.device
+    width, edges = values.shape[-1], graph.other.shape[0]
     extra = {} if score_grad is None else dict(score_grad=(score_grad, edges))
     check_dense(graph, values, values=(values, None), score=(found.score, edges),
                 out=(found.out, graph.rows), **extra)
     check_dense(graph, ratio, ratio=(ratio, graph.rows))
     edge_grad, right_grad = torch.empty_like(found.score), torch.empty_like(found.out)
-    launch, layout, compiled = (graph.launch(), layout_of(width),
-                                kernels(width, values.dtype, graph.wide))
-    memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), device)
-    compiled("by_row")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                       launch.graph + launch.split + (
-        found.score.data_ptr(), values.data_ptr(), found.out.data_ptr(), ratio.data_ptr(),
-        pointer(score_grad), edge_grad.data_ptr(), right_grad.data_ptr(), part))
-    if launch.heavy:
-        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0,
-                              launch.merge + (part, right_grad.data_ptr()))
+    end = right_grad.data_ptr(),
+    over_rows(graph, layout_of(width), kernels(width, values.dtype, graph.wide), "by_row",
+              (found.score.data_ptr(), values.data_ptr(), found.out.data_ptr(), ratio.data_ptr(),
+               pointer(score_grad), edge_grad.data_ptr(), *end), (width,), "add_parts", end)
     return edge_grad, right_grad
 
 
@@ -98,14 +85,8 @@ def by_other(graph: Rows, score: Tensor, edge_grad: Tensor, ratio: Tensor) -> tu
     check_dense(graph, ratio, ratio=(ratio, None))
     left_grad, values_grad = (torch.empty((graph.rows, width), dtype=score.dtype, device=device)
                               for _ in range(2))
-    launch, layout, compiled = (graph.launch(), layout_of(width),
-                                kernels(width, score.dtype, graph.wide))
-    memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)
     results = (left_grad.data_ptr(), values_grad.data_ptr())
-    compiled("by_other")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                         launch.graph + launch.split + (
-        score.data_ptr(), edge_grad.data_ptr(), ratio.data_ptr(), *results, part))
-    if launch.heavy:
-        compiled("add_both")(grid(launch.heavy, layout), THREADS, 0,
-                             launch.merge + (part, *results))
+    over_rows(graph, layout_of(width), kernels(width, score.dtype, graph.wide), "by_other",
+              (score.data_ptr(), edge_grad.data_ptr(), ratio.data_ptr(), *results), (2 * width,),
+              "add_both", results)
     return left_grad, values_grad

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.runtime.launch import (THREADS, Kernels, check_dense, grid, layout_of, pointer,
-                                          row_kernels, workspace)
+from gnnaccel.cuda.runtime.launch import (Kernels, check_dense, layout_of, over_rows, pointer,
+                                          row_kernels)
 from gnnaccel.cuda.structures.structure import Rows
 
 ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
@@ -53,16 +53,10 @@ def forward(graph: Rows, operands: Operands, mean: bool) -> Tensor:
     tensor that does not fit.
     """
     _check(graph, operands, None, operands.left.shape[0], graph.rows)
-    width, out, compiled = (operands.left.shape[-1], torch.empty_like(operands.right),
-                            operands.kernels(graph.wide))
-    launch, layout = graph.launch(), layout_of(width)
-    memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), out.device)
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + (
-        *operands.pointers, np.int32(mean), out.data_ptr(), part))
-    if launch.heavy:
-        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
-            graph.indptr.data_ptr(), part, np.int32(mean), out.data_ptr()))
+    width, out = operands.left.shape[-1], torch.empty_like(operands.right)
+    end = np.int32(mean), out.data_ptr()
+    over_rows(graph, layout_of(width), operands.kernels(graph.wide), "forward",
+              (*operands.pointers, *end), (width,), "merge", end, arrays=1)
     return out
 
 
@@ -78,16 +72,10 @@ def by_row(graph: Rows, operands: Operands, grad: Tensor, edge: bool,
     right_grad = torch.empty_like(operands.right)
     edge_grad, beside_grad = (None if t is None or not needed else torch.empty_like(t)
                               for t, needed in ((operands.edge, edge), (operands.beside, beside)))
-    width, compiled = grad.shape[-1], operands.kernels(graph.wide)
-    launch, layout = graph.launch(), layout_of(width)
-    memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), grad.device)
-    compiled("by_row")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                       launch.graph + launch.split + (
-        *operands.pointers, grad.data_ptr(), pointer(edge_grad), pointer(beside_grad),
-        right_grad.data_ptr(), part))
-    if launch.heavy:
-        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0,
-                              launch.merge + (part, right_grad.data_ptr()))
+    width, end = grad.shape[-1], (right_grad.data_ptr(),)
+    over_rows(graph, layout_of(width), operands.kernels(graph.wide), "by_row",
+              (*operands.pointers, grad.data_ptr(), pointer(edge_grad), pointer(beside_grad), *end),
+              (width,), "add_parts", end)
     return right_grad, edge_grad, beside_grad
 
 
@@ -99,16 +87,9 @@ def by_other(graph: Rows, operands: Operands, grad: Tensor) -> tuple[Tensor, Ten
     """
     _check(graph, operands, grad, graph.rows, operands.right.shape[0])
     left_grad, values_grad = torch.empty_like(operands.left), torch.empty_like(operands.values)
-    width, compiled = grad.shape[-1], operands.kernels(graph.wide)
-    launch, layout = graph.launch(), layout_of(width)
-    memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), grad.device)
-    results = (left_grad.data_ptr(), values_grad.data_ptr())
-    compiled("by_other")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                         launch.graph + launch.split + (
-        *operands.pointers, grad.data_ptr(), *results, part))
-    if launch.heavy:
-        compiled("add_both")(grid(launch.heavy, layout), THREADS, 0,
-                             launch.merge + (part, *results))
+    width, results = grad.shape[-1], (left_grad.data_ptr(), values_grad.data_ptr())
+    over_rows(graph, layout_of(width), operands.kernels(graph.wide), "by_other",
+              (*operands.pointers, grad.data_ptr(), *results), (2 * width,), "add_both", results)
     return left_grad, values_grad
 
 

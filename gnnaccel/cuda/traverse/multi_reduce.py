@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.runtime.launch import (THREADS, TYPES, Kernels, Layout, dense, factored, grid,
-                                          layout_for, no_places, pointer, workspace, wrong_offsets,
-                                          wrong_weight)
+                                          layout_for, no_places, over_rows, pointer,
+                                          wrong_offsets, wrong_weight)
 from gnnaccel.cuda.structures.structure import Rows
 
 REDUCES = ("sum", "mean", "var", "std", "max", "min")
@@ -121,7 +121,7 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
     Raises:
         ValueError: for a tensor that does not fit.
     """
-    layout, rows, device = variant.layout, graph.rows, graph.indptr.device
+    rows, device = graph.rows, graph.indptr.device
     check_call(variant, graph, x, weight)
     shape = variant.heads, variant.width
     size = variant.heads * variant.width
@@ -130,14 +130,9 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
               if train and variant.extrema else None)
     mean = (torch.empty((rows, *shape), dtype=torch.float32, device=device)
             if train and variant.moments else None)
-    launch = graph.launch()
-    memory, (part, _, _) = workspace(launch.chunks, (variant.partial * size, 0, 0), device)
     inputs, outs = (x.data_ptr(), pointer(weight)), (out.data_ptr(), pointer(counts), pointer(mean))
-    variant.kernels("forward")(grid(launch.slots + rows, layout), THREADS, 0,
-                               launch.graph + launch.split + inputs + outs + (part,))
-    if launch.heavy:
-        variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
-                                 launch.merge + launch.graph[:3] + inputs + (part,) + outs)
+    over_rows(graph, variant.layout, variant.kernels, "forward", inputs + outs,
+              (variant.partial * size,), "merge", outs, inputs, 3)
     return Reduced(out, counts, mean)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.runtime.launch import THREADS, Kernels, dense, grid, pointer, workspace
+from gnnaccel.cuda.runtime.launch import THREADS, Kernels, dense, grid, over_rows, pointer
 from gnnaccel.cuda.structures.structure import Rows
 from gnnaccel.cuda.traverse.multi_reduce import Reduced, Variant, check, check_call, variant_of
 
@@ -54,19 +54,13 @@ def rows_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, o
     graph: that of `multi_reduce.forward` by the other end, with the same places; x, weight, out: of
     it. Sums are fp32, in a fixed order. ValueError for a tensor that does not fit.
     """
-    layout, rows, device = variant.layout, graph.rows, graph.indptr.device
-    check_call(variant, graph, x, weight, rows)
-    _check_results(variant, out, coefficients, device)
+    check_call(variant, graph, x, weight, graph.rows)
+    _check_results(variant, out, coefficients, graph.indptr.device)
     grad = torch.empty_like(x)
-    launch = graph.launch()
-    memory, (part, _, _) = workspace(launch.chunks, (variant.heads * variant.width, 0, 0), device)
-    kernels(variant)("backward")(grid(launch.slots + rows, layout), THREADS, 0,
-                                 launch.graph + launch.split + (
-        x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), grad.data_ptr(),
-        part))
-    if launch.heavy:
-        kernels(variant)("add_parts")(grid(launch.heavy, layout), THREADS, 0,
-                                      launch.merge + (part, grad.data_ptr()))
+    end = grad.data_ptr(),
+    over_rows(graph, variant.layout, kernels(variant), "backward",
+              (x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), *end),
+              (variant.heads * variant.width,), "add_parts", end)
     return grad
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.runtime.launch import (NOTHING, THREADS, Kernels, check_dense, grid, layout_of,
-                                          row_kernels, workspace)
+from gnnaccel.cuda.runtime.launch import Kernels, check_dense, layout_of, over_rows, row_kernels
 from gnnaccel.cuda.structures.structure import Rows
 
 ENTRIES = ("forward", "merge", "backward", "add_parts")
@@ -33,16 +32,9 @@ def forward(graph: Rows, x: Tensor, edge: Tensor, constant: float, mean: bool) -
     width, edges = x.shape[-1], graph.other.shape[0]
     check_dense(graph, x, x=(x, None), edge=(edge, edges))
     out = torch.empty((graph.rows, width), dtype=x.dtype, device=x.device)
-    launch, layout, compiled = graph.launch(), layout_of(width), kernels(width, x.dtype, graph.wide)
-    memory, (part, _, _) = (workspace(launch.chunks, (width, 0, 0), x.device) if launch.chunks
-                            else NOTHING)
-    scalars = np.float32(constant), np.int32(mean)
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + (
-        x.data_ptr(), edge.data_ptr(), *scalars, out.data_ptr(), part))
-    if launch.heavy:
-        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
-            graph.indptr.data_ptr(), part, *scalars, out.data_ptr()))
+    end = np.float32(constant), np.int32(mean), out.data_ptr()
+    over_rows(graph, layout_of(width), kernels(width, x.dtype, graph.wide), "forward",
+              (x.data_ptr(), edge.data_ptr(), *end), (width,), "merge", end, arrays=1)
     return out
 
 
@@ -56,14 +48,8 @@ def backward(graph: Rows, x: Tensor, edge: Tensor, grad: Tensor,
     width, edges = x.shape[-1], graph.other.shape[0]
     check_dense(graph, x, x=(x, graph.rows), edge=(edge, edges), grad=(grad, None))
     x_grad, edge_grad = torch.empty_like(x), torch.empty_like(edge) if edges_too else None
-    launch, layout, compiled = graph.launch(), layout_of(width), kernels(width, x.dtype, graph.wide)
-    memory, (part, _, _) = (workspace(launch.chunks, (width, 0, 0), x.device) if launch.chunks
-                            else NOTHING)
-    compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                         launch.graph + launch.split + (
-        x.data_ptr(), edge.data_ptr(), grad.data_ptr(),
-        0 if edge_grad is None else edge_grad.data_ptr(), x_grad.data_ptr(), part))
-    if launch.heavy:
-        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0,
-                              launch.merge + (part, x_grad.data_ptr()))
+    end = x_grad.data_ptr(),
+    over_rows(graph, layout_of(width), kernels(width, x.dtype, graph.wide), "backward",
+              (x.data_ptr(), edge.data_ptr(), grad.data_ptr(),
+               0 if edge_grad is None else edge_grad.data_ptr(), *end), (width,), "add_parts", end)
     return x_grad, edge_grad

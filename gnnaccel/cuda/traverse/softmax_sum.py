@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.runtime.launch import (NOTHING, THREADS, Kernels, grid, layout_of, no_places,
-                                          row_kernels, workspace)
+from gnnaccel.cuda.runtime.launch import Kernels, layout_of, no_places, over_rows, row_kernels
 from gnnaccel.cuda.structures.structure import Rows
 from gnnaccel.cuda.traverse.multi_reduce import check
 
@@ -74,15 +73,9 @@ def forward(graph: Rows, given: Messages, train: bool) -> tuple[Tensor, Kept | N
              if train else None)
     results = (out.data_ptr(), 0, 0) if saved is None else (
         out.data_ptr(), saved.center.data_ptr(), saved.total.data_ptr())
-    launch, layout, compiled = graph.launch(), layout_of(width), given.kernels(graph.wide)
-    memory, parts = (workspace(launch.chunks, (width, width, 2 * width), device)
-                     if launch.chunks else NOTHING)
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                        launch.graph + launch.split + (
-        *given.parameters, *results, *parts))
-    if launch.heavy:
-        compiled("merge")(grid(launch.heavy, layout), THREADS, 0,
-                          launch.merge + (*given.parameters[3:], *parts, *results))
+    parameters = given.parameters
+    over_rows(graph, layout_of(width), given.kernels(graph.wide), "forward", parameters + results,
+              (width, width, 2 * width), "merge", results, parameters[3:])
     return out, saved
 
 
@@ -102,17 +95,11 @@ def backward(graph: Rows, given: Messages, center: Tensor, share: Tensor, whole:
     if edge and given.edge is not None:
         edge_grad = torch.empty_like(given.edge)
     t_grad = torch.empty((graph.rows, width), dtype=torch.float32, device=device) if t else None
-    t_out = 0 if t_grad is None else t_grad.data_ptr()
-    launch, layout, compiled = graph.launch(), layout_of(width), given.kernels(graph.wide)
-    memory, (part, t_part, _) = (workspace(launch.chunks, (width, width if t else 0, 0), device)
-                                 if launch.chunks else NOTHING)
-    compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
-                         launch.graph + launch.split + (
+    results = x_grad.data_ptr(), 0 if t_grad is None else t_grad.data_ptr()
+    over_rows(graph, layout_of(width), given.kernels(graph.wide), "backward", (
         *given.parameters, center.data_ptr(), share.data_ptr(), np.int32(whole),
-        0 if edge_grad is None else edge_grad.data_ptr(), x_grad.data_ptr(), t_out, part, t_part))
-    if launch.heavy:
-        compiled("add")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
-            part, t_part, x_grad.data_ptr(), t_out))
+        0 if edge_grad is None else edge_grad.data_ptr(), *results),
+        (width, width if t else 0), "add", results)
     return x_grad, edge_grad, t_grad
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.messages.expression import CHANNEL_SUM
-from gnnaccel.dispatch.generated.tree import Call, Leaf, Make, Tree
+from gnnaccel.dispatch.generated.tree import Call, Leaf, Make, Tree, leaves
 
 #: operations of which no gradient reaches the arguments, or just the first
 _NOTHING = frozenset(("gt", "lt", "ge", "le", "eq", "ne", "and", "or", "not", "float"))
@@ -58,17 +58,8 @@ def _way(op: str, k: int, above: str) -> str:
 
 def _reached(tree: Tree) -> set[int]:
     """Ids of the bases of all leaves that a gradient reaches."""
-    bases, seen, stack = set(), set(), [tree]
-    while stack:
-        part = stack.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        if isinstance(part, Leaf):
-            bases.add(id(part.base))
-        elif isinstance(part, Call) and part.op not in _NOTHING:
-            stack += part.args[part.op == _TEST:]
-    return bases
+    return {id(leaf.base) for leaf in leaves(
+        tree, lambda call: () if call.op in _NOTHING else call.args[call.op == _TEST:])}
 
 
 def without_gradient(leaf: Leaf, base: Leaf | None) -> Leaf:

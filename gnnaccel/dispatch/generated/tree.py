@@ -101,8 +101,10 @@ def another(tree: Tree) -> Tree:
     return Call(*tree) if isinstance(tree, Call) else tree
 
 
-def leaves(tree: Tree) -> list[Leaf]:
-    """All leaves, from left to right; a leaf of a part that is used twice, once."""
+def leaves(tree: Tree,
+           below: Callable[[Call], tuple] = operator.attrgetter("args")) -> list[Leaf]:
+    """All leaves, from left to right; a leaf of a part that is used twice, once. ``below``: the
+    arguments of an operation that count."""
     distinct: dict[int, Leaf] = {}
     seen: set[int] = set()
     stack = [tree]
@@ -114,7 +116,7 @@ def leaves(tree: Tree) -> list[Leaf]:
         if isinstance(part, Leaf):
             distinct[id(part)] = part
         elif isinstance(part, Call):
-            stack += reversed(part.args)
+            stack += reversed(below(part))
     return list(distinct.values())
 
 

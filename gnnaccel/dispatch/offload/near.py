@@ -49,7 +49,7 @@ class Near:
         come, they come while results go."""
         size = _bytes(close.shape, close.dtype)
         if self._take(close.shape, close.dtype) or (
-                2 * size <= self._beside and self._take_beside(close.shape, close.dtype)):
+                2 * size <= self._beside and self._take(close.shape, close.dtype, 0, "_beside")):
             self._held[id(far)] = far, close
             self._memory.stayed += size
 
@@ -61,7 +61,7 @@ class Near:
         """Memory of the device for a result that stays after the call, if it fits."""
         size = _bytes(shape, dtype)
         ahead = self._ahead(shape, dtype, min(self._most, self._beside))
-        if size > self._most or not self._take_beside(shape, dtype, ahead):
+        if size > self._most or not self._take(shape, dtype, ahead, "_beside"):
             return None
         with pipeline.lasting(self._memory.device):
             if not self._memory.has(_bytes(shape, dtype, ahead)):
@@ -87,18 +87,11 @@ class Near:
         ahead = self._memory.ahead
         return ahead if _bytes(shape, dtype, ahead) <= left else 0
 
-    def _take(self, shape: Any, dtype: torch.dtype, ahead: int = 0) -> bool:
-        size = _bytes(shape, dtype, ahead)
-        if size > self._left:
+    def _take(self, shape: Any, dtype: torch.dtype, ahead: int = 0, of: str = "_left") -> bool:
+        size, room = _bytes(shape, dtype, ahead), getattr(self, of)
+        if size > room:
             return False
-        self._left -= size
-        return True
-
-    def _take_beside(self, shape: Any, dtype: torch.dtype, ahead: int = 0) -> bool:
-        size = _bytes(shape, dtype, ahead)
-        if size > self._beside:
-            return False
-        self._beside -= size
+        setattr(self, of, room - size)
         return True
 
 

@@ -18,11 +18,12 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce, named
 from gnnaccel.dispatch.ops.aggregation_route import Asked
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.plan.planner import Plan
+from gnnaccel.dispatch.plan.request import Stated
 from gnnaccel.dispatch.policy.config import Config
 
 
 @dataclass(frozen=True)
-class AggregationSpec:
+class AggregationSpec(Stated):
     """A call without its tensors, as others are stated. ``width``: numbers of a message; ``row``:
     their dtype."""
 
@@ -71,10 +72,6 @@ class AggregationSpec:
     @staticmethod
     def runner(route: str) -> Callable[[AggregationCall, AggregationInputs], Any]:
         return functools.partial(_run, route)
-
-    def facts(self) -> dict[str, int]:
-        """Sizes of the graph, for records."""
-        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
 
 
 class AggregationInputs(NamedTuple):

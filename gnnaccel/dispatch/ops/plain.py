@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ops import gated_sums, neighbours, outer_sums, several
 from gnnaccel.dispatch.ops.graph import JoinedGraph, OpGraph
+from gnnaccel.dispatch.plan.request import Stated
 
 #: modules of the operations, by name
 OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums, "several": several,
@@ -43,7 +44,7 @@ class PlainRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlainSpec:
+class PlainSpec(Stated):
     """A call that the adapter understood, without its tensors. ``native``: the host layer's class;
     ``reduce``: of `OPERATIONS`; ``weighted``: by edge; ``width``: channels of the rows that travel;
     ``row``: their dtype; ``parts``: number of results that the host computes one by one."""
@@ -58,7 +59,6 @@ class PlainSpec:
     num_edges: int
     on_cpu: bool
     parts: int = 1
-    by_graph: ClassVar[bool] = False  # as of `CallSpec`
 
     def __str__(self) -> str:
         formula = operation(self.reduce).FORMULAS[self.reduce.partition(":")[0]]
@@ -78,11 +78,6 @@ class PlainSpec:
         take."""
         return self.on_cpu and not driver.placed()
 
-    @property
-    def together(self) -> bool:
-        """False: the counterpart of `CallSpec.together`."""
-        return False
-
     def request(self, device: str, grad: bool, fresh: int) -> PlainRequest:
         return PlainRequest(self.native, self.reduce, self.weighted, self.width, self.row, device,
                             self.num_src.bit_length(), self.num_dst.bit_length(),
@@ -97,10 +92,6 @@ class PlainSpec:
         graph = OpGraph(inputs.edge_index, self.num_src, self.num_dst)
         graph.view()
         return graph, graph.cached
-
-    def kept(self) -> PlainSpec:
-        """The spec to remember: this one."""
-        return self
 
     @staticmethod
     def held(graph: OpGraph) -> GraphView:
@@ -117,10 +108,6 @@ class PlainSpec:
     @staticmethod
     def runner(route: str) -> Callable[[PlainCall, dict[str, Tensor | None]], Any]:
         return functools.partial(_run, "by_kernels" if route == "cuda" else "by_operations")
-
-    def facts(self) -> dict[str, int]:
-        """Sizes of the graph, for records."""
-        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,37 @@ class Request(NamedTuple):
         return 1 << self.edge_bits
 
 
+class Stated:
+    """What a host call without its tensors has, whatever it computes: sizes of its graph, the dtype
+    ``row`` of its rows, and what follows."""
+
+    num_src: int
+    num_dst: int
+    num_edges: int
+    #: whether layers inside stay native where the whole does, over a new graph on a GPU: a
+    #: structure for each costs more than one for all
+    together: bool = False
+    #: (held, given) -> the graph of a call on these tensors; None: it is the result of `held`
+    over: Any = None
+    #: whether the graph decides which kernels run, beside sizes
+    by_graph: ClassVar[bool] = False
+
+    def kept(self) -> Any:
+        """This statement as the layer's memory keeps it."""
+        return self
+
+    @staticmethod
+    def held(graph: Any) -> Any:
+        """The part of the call's graph that the structure cache holds: all of it."""
+        return graph
+
+    def facts(self) -> dict[str, Any]:
+        """Sizes of the graph, for records."""
+        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
+
+
 @dataclass(frozen=True)
-class CallSpec:
+class CallSpec(Stated):
     """A host call that the adapter understood, without its tensors: its Program, sizes and dtypes.
 
     ``native``: the host layer's class; ``loops``: nodes that get a self loop; ``exposed`` as in
@@ -83,12 +112,6 @@ class CallSpec:
     folded: bool = False
     around: bool = False
     flipped: bool = False
-
-    @property
-    def together(self) -> bool:
-        """Whether layers inside stay native where the whole does, over a new graph on a GPU: a
-        structure for each costs more than one for all."""
-        return False
 
     def request(self, device: str, grad: bool, fresh: int) -> Request:
         edges = self.num_edges + self.loops
@@ -114,29 +137,13 @@ class CallSpec:
                               programs.attention(self.program),  # type: ignore[arg-type]
                               graph, self.heads, self.width, self.out, self.exposed, plan.pmf)
 
-    def kept(self) -> CallSpec:
-        """This statement as the layer's memory keeps it."""
-        return self
-
-    @staticmethod
-    def held(graph: GraphView) -> GraphView:
-        """The part of the call's graph that the structure cache holds: all of it."""
-        return graph
-
-    #: (held, given) -> the graph of a call on these tensors; None: it is the result of `held`
-    over: ClassVar[None] = None
-    #: whether the graph decides which kernels run, beside sizes
-    by_graph: ClassVar[bool] = False
-
     @staticmethod
     def runner(route: str):
         """The function that runs calls on a route."""
         return attention.run_cuda if route == "cuda" else attention.run_torch
 
-    def facts(self) -> dict:
-        """Sizes of the graph, for records."""
-        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges,
-                    self_loops=self.loops)
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"self_loops": self.loops}
 
 
 class CallInputs(NamedTuple):
@@ -171,7 +178,7 @@ class JoinedSpec(CallSpec):
     join: Any = None
 
     @property
-    def together(self) -> bool:
+    def together(self) -> bool:  # type: ignore[override]  # of each object
         return self.around
 
     def request(self, device: str, grad: bool, fresh: int) -> Request:

@@ -34,11 +34,10 @@ from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import cost, measure, reuse, rows, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
-from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Stored
 from gnnaccel.dispatch.quantized.settings import Entry
-from gnnaccel.dispatch.quantized.use import Counted, Use, decide
-from gnnaccel.dispatch.run.autograd import Operation, checkpointed, gradients, stand_in
+from gnnaccel.dispatch.quantized.use import Counted, Guarded, Use, decide
+from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in
 
 
 def narrowed(layer: Any, entry: Entry, graph: OpGraph, aggregation: Aggregation, config: Config,
@@ -55,8 +54,7 @@ def narrowed(layer: Any, entry: Entry, graph: OpGraph, aggregation: Aggregation,
     if decision.run is aggregation_once.run:
         against = (against
                    or reason("GA604", "the graph was not used often enough yet to be prepared"))
-    use = decide(layer, entry, config, plan.route, why, aggregation.x.dtype, sizes, against,
-                 checkpointed())
+    use = decide(layer, entry, config, plan.route, why, aggregation.x.dtype, sizes, against)
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(aggregation, use)) or use
     if type(use) is Reason:
@@ -94,31 +92,19 @@ def _in_fp32(decision: Decision, entry: Entry, why: Reason) -> Decision:
                              run=Counted(entry, why, decision.run), again=settings.learning(why))
 
 
-class _Run:
-    """A quantized run, under the eyes of the guard; ``plain``: the same in fp32."""
+class _Run(Guarded):
+    """``plain``: the same in fp32."""
 
-    __slots__ = ("use", "plain", "stopwatch")
+    __slots__ = ("plain",)
 
     def __init__(self, use: Use, plain: Run):
-        self.use, self.plain, self.stopwatch = (use, plain,
-                                                Stopwatch(use.entry) if use.kernels else None)
+        super().__init__(use)
+        self.plain = plain
 
     def __call__(self, graph: OpGraph, aggregation: Aggregation) -> Tensor:
-        entry, device = self.use.entry, aggregation.x.device
-        still = settings.captured(device) or checkpointed()
-        due = entry.watch.begin(device, still)
-        if entry.watch.failure is not None:
-            entry.fell_back(reason("GA605", entry.watch.failure))
-            return self.plain(graph, aggregation)
-        entry.quantized += 1
-        out = run(self.use, graph, aggregation)
-        if due:
-            entry.watch.check(
-                lambda count, turn: _sampled(self.use, graph, aggregation, count, turn))
-        if self.stopwatch is not None and not still:
-            self.stopwatch.compare(lambda: run(self.use, graph, aggregation),
-                                   lambda: self.plain(graph, aggregation))
-        return out
+        call = graph, aggregation
+        return self.guarded(aggregation.x.device, partial(run, self.use, *call),
+                            partial(self.plain, *call), partial(_sampled, self.use, *call))
 
 
 def _sampled(use: Use, graph: OpGraph, aggregation: Aggregation, count: int, turn: int) -> Tensor:

@@ -23,18 +23,17 @@ from gnnaccel.dispatch.plan.planner import Plan
 from gnnaccel.dispatch.plan.request import CallSpec
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
-from gnnaccel.dispatch.quantized import cost, measure, rows, settings
+from gnnaccel.dispatch.quantized import cost, measure, rows
 from gnnaccel.dispatch.quantized.cost import Sizes
-from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage, Stored
 from gnnaccel.dispatch.quantized.settings import Entry
-from gnnaccel.dispatch.quantized.use import Counted, Use, decide
+from gnnaccel.dispatch.quantized.use import Counted, Guarded, Use, decide
 from gnnaccel.dispatch.run import attention, attention_maps, torch_backend
 from gnnaccel.dispatch.run.attention import Call
 from gnnaccel.dispatch.run.attention_families import (ADDITIVE, AsTheyCome, Family,
                                                       additive_backward_of, additive_forward, like)
 from gnnaccel.dispatch.run.attention_folded import Folded
-from gnnaccel.dispatch.run.autograd import Operation, checkpointed, gradients
+from gnnaccel.dispatch.run.autograd import Operation, gradients
 
 
 def reason_for(spec: Any) -> Reason | None:
@@ -54,8 +53,7 @@ def chosen(layer: Any, entry: Entry, config: Config, spec: Any, plan: Plan) -> U
         torch.is_grad_enabled()))
     native = plan.rejected[0][1] if plan.route == "native" and plan.rejected else None
     use = decide(layer, entry, config, plan.route, native,
-                 spec.row if type(spec) is CallSpec else torch.float32, sizes, why,
-                 checkpointed())
+                 spec.row if type(spec) is CallSpec else torch.float32, sizes, why)
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(spec, use)) or use
     if type(use) is Use:
@@ -87,30 +85,18 @@ def _kernel(spec: CallSpec, use: Use) -> Kernel:
                   compile_, lambda: None)
 
 
-class Run:
-    """Stands in for `attention.run_cuda` or `attention.run_torch` (``plain``), under the eyes of
-    the guard."""
+class Run(Guarded):
+    """Stands in for `attention.run_cuda` or `attention.run_torch` (``plain``)."""
 
     def __init__(self, use: Use, plain: Any):
-        self.use, self.plain, self.storage = use, plain, use.text
-        self.stopwatch = Stopwatch(use.entry) if use.kernels else None
+        super().__init__(use)
+        self.plain, self.storage = plain, use.text
 
     def __call__(self, call: Call, tensors: Any) -> Tensor:
-        entry, device = self.use.entry, call.graph.device
-        still = settings.captured(device) or checkpointed()
-        due = entry.watch.begin(device, still)
-        if entry.watch.failure is not None or type(tensors) is Folded:
-            entry.fell_back(reason("GA605", entry.watch.failure)
-                            if entry.watch.failure else reason("GA603"))
-            return self.plain(call, tensors)
-        entry.quantized += 1
-        out = self._run(call, tensors)
-        if due:
-            entry.watch.check(lambda count, turn: _sampled(self.use, call, tensors, count, turn))
-        if self.stopwatch is not None and not still and not call.attention.dropout:
-            self.stopwatch.compare(lambda: self._run(call, tensors),
-                                   lambda: self.plain(call, tensors))
-        return out
+        return self.guarded(call.graph.device, partial(self._run, call, tensors),
+                            partial(self.plain, call, tensors),
+                            partial(_sampled, self.use, call, tensors), not call.attention.dropout,
+                            reason("GA603") if type(tensors) is Folded else None)
 
     def _run(self, call: Call, tensors: dict) -> Tensor:
         flags = self.use.entry.watch.flags(call.graph.device)

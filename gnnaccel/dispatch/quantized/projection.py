@@ -17,6 +17,7 @@ of fp32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,10 +30,9 @@ from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import cost, measure, reuse, rows, settings
-from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.quantized.settings import Entry
-from gnnaccel.dispatch.quantized.use import Use
+from gnnaccel.dispatch.quantized.use import Guarded, Use
 from gnnaccel.dispatch.run.autograd import Operation, checkpointed
 from gnnaccel.dispatch.run.skinny_matmul import precision
 
@@ -143,29 +143,15 @@ def _kernel(weight: Tensor, grad: bool) -> Kernel:
 
 # --- the run --------------------------------------------------------------------------------------
 
-class _Run:
-    """A quantized run, under the eyes of the guard."""
-
-    __slots__ = ("use", "stopwatch")
-
-    def __init__(self, use: Use):
-        self.use, self.stopwatch = use, Stopwatch(use.entry) if use.kernels else None
+class _Run(Guarded):
+    __slots__ = ()
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, native: Native) -> Tensor:
-        entry = self.use.entry
-        still = settings.captured(x.device) or checkpointed()
-        due = entry.watch.begin(x.device, still)
-        if entry.watch.failure is not None:
-            entry.fell_back(reason("GA605", entry.watch.failure))
-            return native()
-        entry.quantized += 1
-        flags = entry.watch.flags(x.device)
-        out = _Linear(self.use, flags).apply(x, weight, bias)
-        if due:
-            entry.watch.check(lambda count, turn: _sampled(x, weight, count, turn))
-        if self.stopwatch is not None and not still:
-            self.stopwatch.compare(lambda: _Linear(self.use, flags).apply(x, weight, bias), native)
-        return out
+        def run() -> Tensor:
+            flags = self.use.entry.watch.flags(x.device)
+            return _Linear(self.use, flags).apply(x, weight, bias)
+
+        return self.guarded(x.device, run, native, partial(_sampled, x, weight))
 
 
 def _sampled(x: Tensor, weight: Tensor, count: int, turn: int) -> Tensor:

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import cost, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
+from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.quantized.settings import Entry
+from gnnaccel.dispatch.run.autograd import checkpointed
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -44,15 +47,44 @@ class Counted:
         return self.plain(*given)
 
 
+class Guarded:
+    """A quantized run, under the eyes of the guard."""
+
+    __slots__ = ("use", "stopwatch")
+
+    def __init__(self, use: Use):
+        self.use, self.stopwatch = use, Stopwatch(use.entry) if use.kernels else None
+
+    def guarded(self, device: torch.device, run: Callable[[], Tensor], plain: Callable[[], Tensor],
+                sampled: Callable[[int, int], Tensor], timed: bool = True,
+                unfit: Reason | None = None) -> Tensor:
+        """The result of ``run()``; of ``plain()``, the same in fp32, where the guard has found the
+        layer's error too large, or a call ``unfit``. ``sampled(count, turn)``: the error in a part
+        of the rows; ``timed``: whether both may be compared by time."""
+        entry = self.use.entry
+        still = settings.captured(device) or checkpointed()
+        due = entry.watch.begin(device, still)
+        why = reason("GA605", entry.watch.failure) if entry.watch.failure else unfit
+        if why is not None:
+            entry.fell_back(why)
+            return plain()
+        entry.quantized += 1
+        out = run()
+        if due:
+            entry.watch.check(sampled)
+        if self.stopwatch is not None and not still and timed:
+            self.stopwatch.compare(run, plain)
+        return out
+
+
 def decide(layer: Any, found: Entry, config: Config, route: str, why_native: Reason | None,
-           dtype: torch.dtype, sizes: Sizes, unfit: Reason | None,
-           checkpointed: bool) -> Use | Reason:
+           dtype: torch.dtype, sizes: Sizes, unfit: Reason | None) -> Use | Reason:
     """The storage of this call.
 
     ``route``: where the call runs as it is; ``why_native``: if that is "native", why; ``unfit``:
     why calls of this form cannot be quantized. Counts nothing.
     """
-    storage = settings.wanted(layer, found, config, checkpointed)
+    storage = settings.wanted(layer, found, config, checkpointed())
     if type(storage) is Reason:
         return storage
     if route == "native":

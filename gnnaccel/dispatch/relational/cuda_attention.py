@@ -35,9 +35,6 @@ class Fold(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return self.rows, self.matrix
 
-    def reads(self) -> tuple[str, ...]:
-        return self.inputs()
-
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         weight, matrix = p.values[self.rows], p.values[self.matrix]
         if weight.dim() == 3:
@@ -79,9 +76,6 @@ class Spread(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return (self.rows,)
 
-    def reads(self) -> tuple[str, ...]:
-        return ()
-
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return p.values[self.rows].index_select(0, p.view.index(self.coarse, EDGE))
 
@@ -106,9 +100,6 @@ class Attend(NamedTuple):
 
     def inputs(self) -> tuple[str, ...]:
         return tuple(name for name in self.terms if name is not None)
-
-    def reads(self) -> tuple[str, ...]:
-        return self.inputs()
 
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         terms = [None if name is None else p.values[name] for name in self.terms[1:]]

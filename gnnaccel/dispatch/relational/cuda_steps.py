@@ -64,9 +64,6 @@ class Linear(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return self.rows, self.weight
 
-    def reads(self) -> tuple[str, ...]:
-        return self.inputs()
-
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         pairs, coarse = p.view.pairs(self.domain), self.coarse
         index = None if coarse is None else pairs.relation if coarse == RELATION else pairs.node
@@ -103,9 +100,6 @@ class _Sum(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return (self.rows,)
 
-    def reads(self) -> tuple[str, ...]:
-        return ()
-
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target) if self.share else None
@@ -130,15 +124,16 @@ class _Collect(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return (self.rows,)
 
-    def reads(self) -> tuple[str, ...]:
-        return ()
-
     def forward(self, p: Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         members = p.view.members(DST, PAIR_DST)
         return total(members.csc(places=False), p.values[self.rows], into=into, bias=bias)
 
     def backward(self, p: Pass) -> None:
         p.grads[self.rows] = p.take(self.out), p.view.index(DST, PAIR_DST)
+
+
+#: steps whose backward reads their inputs
+_READING = (Linear, cuda_attention.Fold, cuda_attention.Attend)
 
 
 class Steps(NamedTuple):
@@ -187,8 +182,8 @@ def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
     folded = {step.out for step in steps if type(step) is cuda_attention.Fold}
     if not attended.keys() <= {op.out for op in ops} or not folded.isdisjoint(later):
         return None
-    first = {name: at for at, step in reversed(list(enumerate(steps))) for name in step.reads()
-             if name in outs}
+    first = {name: at for at, step in reversed(list(enumerate(steps))) if type(step) in _READING
+             for name in step.inputs() if name in outs}
     return Steps(before, ops, steps, after, tuple(name for name in inputs if name not in outs),
                  tuple({step.rows: None for step in steps if step.rows not in outs}),
                  tuple(step.out for step in steps if step.out in later), tuple(first),

@@ -15,6 +15,7 @@ from gnnaccel.cuda.runtime.launch import TYPES
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.ir.program import PARAM, Program
+from gnnaccel.dispatch.plan.request import Stated
 from gnnaccel.dispatch.policy.config import PASSES, current, passes_on
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import (added as adding, cuda_maps, cuda_program, cuda_steps,
@@ -68,7 +69,7 @@ class RelationalRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RelationalSpec:
+class RelationalSpec(Stated):
     """A relational host call that the adapter understood, without its tensors.
 
     ``make(own, compact)``: the `RelationView` of the call's graph; ``ignore`` as there; ``heads``,
@@ -94,11 +95,6 @@ class RelationalSpec:
     around: bool = False
     rows_grad: bool = True
     beside: Any = None
-
-    @property
-    def together(self) -> bool:
-        """False: `CallSpec.together` is for homogeneous layers."""
-        return False
 
     def request(self, device: str, grad: bool, fresh: int) -> RelationalRequest:
         return RelationalRequest(self.program, self.native, self.shapes, self.row, self.out, device,
@@ -171,22 +167,14 @@ class RelationalSpec:
         """This statement without the edges, which ``make`` holds, for the layer's memory."""
         return replace(self, make=_made_already)
 
-    @staticmethod
-    def held(graph: RelationView) -> RelationView:
-        """The part of the call's graph that the structure cache holds: all of it."""
-        return graph
-
-    over: ClassVar[None] = None  # see `CallSpec.over`
-    by_graph: ClassVar[bool] = True  # see `CallSpec.by_graph`
+    by_graph: ClassVar[bool] = True
 
     @staticmethod
     def runner(route: str) -> Callable[[RelationalCall, dict[str, Any]], Tensor]:
         return run_cuda if route == "cuda" else run_torch
 
-    def facts(self) -> dict[str, int]:
-        """Sizes of the graph, for records."""
-        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges,
-                    num_relations=self.num_relations)
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"num_relations": self.num_relations}
 
 
 def _made_already(own: bool, compact: bool) -> RelationView:

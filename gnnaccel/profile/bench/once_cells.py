@@ -16,11 +16,10 @@ import torch
 
 from gnnaccel.adapters.pyg.bench import once as pyg
 from gnnaccel.adapters.pyg.bench.once import OnceLayer
-from gnnaccel.profile.bench import accel, timing
+from gnnaccel.profile.bench import accel, cells, timing
 from gnnaccel.profile.bench.guard import Budget, guarded
-from gnnaccel.profile.bench.steps import RelationStep
 from gnnaccel.profile.bench.result import Record
-from gnnaccel.profile.bench.steps import MODES
+from gnnaccel.profile.bench.steps import RelationStep
 
 TURNS = 7  # at least, unless fewer are asked for
 # calls that stay native are remembered after a few: a stream of batches is what is measured
@@ -32,12 +31,8 @@ def records(layers: tuple[OnceLayer, ...], sizes: tuple[OnceSize, ...], device: 
             effort: timing.Effort, seed: int, budget: Budget) -> Iterator[Record]:
     """One record per size, layer and mode, small graphs first."""
     for size in sizes:
-        for layer in layers:
-            for mode in MODES:
-                if budget.spent:
-                    return
-                yield once_record(layer, size, device, mode, effort, seed)
-            timing.release(device)
+        yield from cells.in_modes(layers, budget, lambda layer, mode: [
+            once_record(layer, size, device, mode, effort, seed)])
 
 
 def once_record(layer: OnceLayer, size: OnceSize, device: torch.device, mode: str,
@@ -49,6 +44,7 @@ def once_record(layer: OnceLayer, size: OnceSize, device: torch.device, mode: st
     values, error = guarded(lambda: _turns(once_step(layer, size, device, mode, seed), effort),
                             device)
     accel.clear_cache()
+    timing.release(device)
     return Record("once", size.name, layer.name, mode, device=device.type, values=values or {},
                   error=error)
 

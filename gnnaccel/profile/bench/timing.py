@@ -107,11 +107,9 @@ def summary(samples: list[float], first_ms: float, calls: int) -> Timing:
 def peak_extra_bytes(call: Callable[[], object], device: torch.device) -> int | None:
     """Device memory ``call`` needs at its peak beyond what was live before it, in bytes; None
     without a GPU."""
-    if device.type != "cuda":
+    live = live_bytes(device)
+    if live is None:
         return None
-    gc.collect()
-    synchronize(device)
-    live = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     call()
     synchronize(device)

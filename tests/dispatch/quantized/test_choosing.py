@@ -46,8 +46,7 @@ def test_a_backward_in_fp32_gains_less():
 def decided(sizes, route="cuda", when="profitable", dtype=torch.float32, unfit=None):
     layer = Layer()
     entry = settings.keep(layer, settings.Setting("layer", "int8", None, None))
-    found = use.decide(layer, entry, Config(when=when), route, reason("GA301"), dtype, sizes, unfit,
-                       False)
+    found = use.decide(layer, entry, Config(when=when), route, reason("GA301"), dtype, sizes, unfit)
     return found.code if isinstance(found, Reason) else found.text
 
 

@@ -5,21 +5,17 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, guards, reading
 from gnnaccel.adapters.guards import Shapes, declared
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+ARGUMENTS = ("graph", "feat"), ()
 FIELDS = ("_allow_zero_in_degree",)
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    bound = bind(args, kwargs, ("graph", "feat"), ())
-    if bound is None:
-        return reason("GA206", "the arguments do not fit AGNNConv.forward")
-    graph, feat = bound
+def state(layer: Any, graph: Any, feat: Any) -> tuple[CallSpec, CallInputs] | Reason:
     nodes = reading.nodes(graph, feat)
     if type(nodes) is Reason:
         return nodes

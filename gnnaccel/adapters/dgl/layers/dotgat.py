@@ -11,14 +11,15 @@ from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+ARGUMENTS = ("graph", "feat"), ("get_attention",)
 FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    call = reading.attention("DotGatConv", args, kwargs)
-    if type(call) is Reason:
-        return call
-    graph, feat, nodes = call
+def state(layer: Any, graph: Any, feat: Any,
+          weights: Any) -> tuple[CallSpec, CallInputs] | Reason:
+    nodes = reading.attention(graph, feat, weights)
+    if type(nodes) is Reason:
+        return nodes
     if ("fc" in layer._modules) is isinstance(feat, tuple):  # an error in the host
         return reason("GA206",
                       "the layer was built for a pair and feat is none, or the other way round")

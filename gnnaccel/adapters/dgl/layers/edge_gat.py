@@ -17,6 +17,7 @@ from gnnaccel.dispatch.relational.edges import Ends
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.run.autograd import turned
 
+ARGUMENTS = ("graph", "feat", "edge_feat"), ("get_attention",)
 FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
 #: rows of fc_edge, one per edge, are never made: its weight goes into the Program
 ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU,
@@ -32,13 +33,9 @@ class _Operands(NamedTuple):
     same: bool
 
 
-def state(layer: Any, args: tuple,
-          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = reading.arguments("EdgeGATConv", args, kwargs, ("graph", "feat", "edge_feat"))
-    if type(bound) is Reason:
-        return bound
-    graph, feat, edge_feat = bound
-    nodes = reading.nodes(graph, feat)
+def state(layer: Any, graph: Any, feat: Any, edge_feat: Any,
+          weights: Any) -> tuple[RelationalSpec, RelationalInputs] | Reason:
+    nodes = reading.attention(graph, feat, weights)
     if type(nodes) is Reason:
         return nodes
     edges, x_src, x_dst, same = nodes

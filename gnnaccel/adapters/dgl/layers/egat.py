@@ -13,16 +13,13 @@ from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+ARGUMENTS = ("graph", "nfeats", "efeats"), ("edge_weight", "get_attention")
 FIELDS = ("_num_heads", "_out_node_feats", "_out_edge_feats")
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    bound = reading.arguments("EGATConv", args, kwargs, ("graph", "nfeats", "efeats"),
-                              weighted=True)
-    if type(bound) is Reason:
-        return bound
-    graph, nfeats, efeats = bound
-    nodes = reading.nodes(graph, nfeats)
+def state(layer: Any, graph: Any, nfeats: Any, efeats: Any, edge_weight: Any,
+          weights: Any) -> tuple[CallSpec, CallInputs] | Reason:
+    nodes = reading.attention(graph, nfeats, weights, edge_weight)
     if type(nodes) is Reason:
         return nodes
     edges: Any

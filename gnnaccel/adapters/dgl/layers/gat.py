@@ -12,15 +12,16 @@ from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+ARGUMENTS = ("graph", "feat"), ("edge_weight", "get_attention")
 FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree", "activation")
 ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    call = reading.attention("GATConv", args, kwargs, weighted=True)
-    if type(call) is Reason:
-        return call
-    _, feat, nodes = call
+def state(layer: Any, graph: Any, feat: Any, edge_weight: Any,
+          weights: Any) -> tuple[CallSpec, CallInputs] | Reason:
+    nodes = reading.attention(graph, feat, weights, edge_weight)
+    if type(nodes) is Reason:
+        return nodes
     edges: Any
     edges, x_src, x_dst, same = nodes
     vectors = declared(layer, "attn_l"), declared(layer, "attn_r")

@@ -6,20 +6,17 @@ from typing import Any
 from torch import Tensor
 
 from gnnaccel.adapters import guards as shared
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import guards, reading
 from gnnaccel.adapters.dgl.layers import plain
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 FIELDS: tuple[str, ...] = ()
+ARGUMENTS = ("graph", "feat", "edge_feat"), ()
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
-    bound = bind(args, kwargs, ("graph", "feat", "edge_feat"), ())
-    if bound is None:
-        return reason("GA206", "the arguments do not fit GatedGCNConv.forward")
-    graph, feat, edge_feat = bound
+def state(layer: Any, graph: Any, feat: Any,
+          edge_feat: Any) -> tuple[PlainSpec, PlainInputs] | Reason:
     if isinstance(feat, tuple):
         return reason("GA206", "feat is a pair", "pass features of the nodes as one tensor")
     maps = guards.weights(layer, "B", "A", "C", "D", "E")

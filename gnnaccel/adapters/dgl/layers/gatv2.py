@@ -13,15 +13,16 @@ from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason
 
+ARGUMENTS = ("graph", "feat"), ("get_attention",)
 FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree", "share_weights", "activation")
 ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    call = reading.attention("GATv2Conv", args, kwargs)
-    if type(call) is Reason:
-        return call
-    *_, nodes = call
+def state(layer: Any, graph: Any, feat: Any,
+          weights: Any) -> tuple[CallSpec, CallInputs] | Reason:
+    nodes = reading.attention(graph, feat, weights)
+    if type(nodes) is Reason:
+        return nodes
     edges: Any
     edges, x_src, x_dst, same = nodes
     why = (guards.dtype_reason(x_src, declared(layer, "attn"))

@@ -10,16 +10,15 @@ from gnnaccel.adapters.dgl.layers import plain
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason
 
+ARGUMENTS = ("graph", "feat"), ("edge_weight",)
 FIELDS = ("_aggregator_type",)
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
-    bound = plain.arguments("GINConv", args, kwargs, ("edge_weight",))
-    if type(bound) is Reason:
-        return bound
+def state(layer: Any, graph: Any, feat: Any,
+          edge_weight: Any) -> tuple[PlainSpec, PlainInputs] | Reason:
     reduce = "max" if layer._aggregator_type == "max" else "sum"
-    return plain.state("GINConv", reduce, *bound,  # type: ignore[call-arg]  # three values
-                       lambda channels: channels, (layer.eps,))
+    return plain.state("GINConv", reduce, graph, feat, edge_weight, lambda channels: channels,
+                       (layer.eps,))
 
 
 def run(layer: Any, spec: PlainSpec, inputs: PlainInputs, attend: Any) -> Tensor:

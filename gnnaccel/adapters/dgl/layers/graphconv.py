@@ -11,15 +11,13 @@ from gnnaccel.adapters.dgl.layers import plain
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+ARGUMENTS = ("graph", "feat"), ("weight", "edge_weight")
 FIELDS = ("_norm", "_in_feats", "_out_feats", "_allow_zero_in_degree", "_activation")
 _SOURCE, _DESTINATION = {"both": -0.5, "left": -1.0}, {"both": -0.5, "right": -1.0}
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
-    bound = plain.arguments("GraphConv", args, kwargs, ("weight", "edge_weight"))
-    if type(bound) is Reason:
-        return bound
-    graph, feat, weight, edge_weight = bound
+def state(layer: Any, graph: Any, feat: Any, weight: Any,
+          edge_weight: Any) -> tuple[PlainSpec, PlainInputs] | Reason:
     if weight is not None and layer.weight is not None:  # an error in the host
         return reason("GA206", "weight was given to a layer that has its own")
     weight = layer.weight if weight is None else weight

@@ -8,22 +8,19 @@ from torch import Tensor
 
 from gnnaccel.adapters import edge_networks
 from gnnaccel.adapters import guards as shared
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl.layers import plain
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.run.autograd import turned
 
+ARGUMENTS = ("graph", "feat", "efeat"), ()
 FIELDS = ("reducer", "_in_src_feats", "_out_feats")
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
+def state(layer: Any, graph: Any, feat: Any,
+          efeat: Any) -> tuple[PlainSpec, PlainInputs] | Reason:
     from dgl import function
 
-    bound = bind(args, kwargs, ("graph", "feat", "efeat"), ())
-    if bound is None:
-        return reason("GA206", "the arguments do not fit NNConv.forward")
-    graph, feat, efeat = bound
     mean = layer.reducer is function.mean
     if not (mean or layer.reducer is function.sum):
         return reason("GA208", "aggregator_type is neither 'sum' nor 'mean'",

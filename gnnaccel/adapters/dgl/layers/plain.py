@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import guards, reading
 from gnnaccel.adapters.dgl.reading import Nodes
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
@@ -28,13 +27,6 @@ class Operands(NamedTuple):
 def by_edge(weight: Tensor) -> Tensor:
     """Weights [E] or [E, 1] as [E], contiguous."""
     return weight.reshape(-1).contiguous()
-
-
-def arguments(name: str, args: tuple, kwargs: dict,
-              optional: tuple[str, ...]) -> list[Any] | Reason:
-    """``graph``, ``feat`` and the ``optional`` arguments of a call, None where not given."""
-    bound = bind(args, kwargs, ("graph", "feat"), optional)
-    return reason("GA206", f"the arguments do not fit {name}.forward") if bound is None else bound
 
 
 def state(name: str, reduce: str, graph: Any, feat: Any, edge_weight: Any,

@@ -12,14 +12,12 @@ from gnnaccel.adapters.guards import declared
 from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+ARGUMENTS = ("graph", "feat"), ("edge_weight",)
 FIELDS = ("_aggre_type", "_in_src_feats", "_out_feats")
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
-    bound = plain.arguments("SAGEConv", args, kwargs, ("edge_weight",))
-    if type(bound) is Reason:
-        return bound
-    graph, feat, edge_weight = bound
+def state(layer: Any, graph: Any, feat: Any,
+          edge_weight: Any) -> tuple[PlainSpec, PlainInputs] | Reason:
     kind = layer._aggre_type
     if kind not in ("mean", "gcn", "pool"):
         return reason("GA208", f"aggregator_type={kind!r}", "use mean, gcn or pool")

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gnnaccel.adapters import calls, guards, layout
-from gnnaccel.adapters.calls import bind, without_autocast
+from gnnaccel.adapters.calls import without_autocast
 from gnnaccel.adapters.dgl.layers import typed_weights
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 from gnnaccel.dispatch.relational.edges import rows_by_type
 
+ARGUMENTS = ("x", "x_type"), ("sorted_by_type",)
 FIELDS = ("regularizer", "num_types", "num_bases", "in_size", "out_size", "submat_in", "submat_out")
 
 
@@ -20,12 +21,8 @@ class _Operands(NamedTuple):
     x: Tensor
 
 
-def state(layer: Any, args: tuple,
-          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = bind(args, kwargs, ("x", "x_type"), ("sorted_by_type",))
-    if bound is None:
-        return reason("GA206", "the arguments do not fit TypedLinear.forward")
-    x, x_type, ordered = bound
+def state(layer: Any, x: Any, x_type: Any,
+          ordered: Any) -> tuple[RelationalSpec, RelationalInputs] | Reason:
     why = (guards.features_reason(x) or typed_weights.shapes_reason(layer, "the layer", x)
            or guards.types_reason(x_type, x, "x_type"))
     if why is not None:

@@ -9,18 +9,15 @@ from gnnaccel.adapters.guards import Shapes
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
-from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason
 
 FIELDS = ("add_self_loops",)
 WATCHED = ()
 TURNS = True
+ARGUMENTS = ("x", "edge_index"), ()
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    bound = calls.bind(args, kwargs, ("x", "edge_index"), ())
-    if bound is None:
-        return reason("GA206", "the arguments do not fit AGNNConv.forward")
-    x, edge_index = bound
+def state(layer: Any, x: Any, edge_index: Any) -> tuple[CallSpec, CallInputs] | Reason:
     why = guards.features_reason(x)
     if why is not None:
         return why

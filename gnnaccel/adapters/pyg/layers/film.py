@@ -17,19 +17,15 @@ from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpe
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
 ONE_DTYPE = True
 FIELDS = ("out_channels", "num_relations")
-_ARGUMENTS = ("x", "edge_index"), ("edge_type",)
+ARGUMENTS = ("x", "edge_index"), ("edge_type",)
 
 
 def propagates(layer: Any) -> bool:
     return layer.num_relations <= 1
 
 
-def state(layer: Any, args: tuple,
-          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", "the arguments do not fit FiLMConv.forward")
-    x, edge_index, edge_type = bound
+def state(layer: Any, x: Any, edge_index: Any,
+          edge_type: Any) -> tuple[RelationalSpec, RelationalInputs] | Reason:
     if not isinstance(x, Tensor) and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
     x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
@@ -63,7 +59,7 @@ def state(layer: Any, args: tuple,
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
-    x, edge_index, edge_type = calls.bound(args, kwargs, *_ARGUMENTS)
+    x, edge_index, edge_type = calls.bound(args, kwargs, *ARGUMENTS)
     return RelationalInputs((edge_index, edge_type), edge_index.device,
                             x if isinstance(x, tuple) else (x, x))
 

@@ -21,16 +21,13 @@ TURNS = True
 LINEAR = ("lin",)
 _MAPS = ("lin", "lin_src", "lin_dst", "lin_edge", "res")
 _VECTORS = ("att_src", "att_dst", "att_edge")
-_ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
-_again = calls.again(_ARGUMENTS)
+ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
+_again = calls.again(ARGUMENTS)
 _FOLDED_FROM = 1 << 18  # numbers of the [E, H, C] rows of edges, from which on none are made
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", "the arguments do not fit GATConv.forward")
-    x, edge_index, edge_attr, size, weights = bound
+def state(layer: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any,
+          weights: Any) -> tuple[CallSpec, CallInputs] | Reason:
     if weights is not None:  # PyG before 2.8 returns them for False as well
         return reason("GA208", "attention weights were asked for",
                       "call the layer without return_attention_weights")

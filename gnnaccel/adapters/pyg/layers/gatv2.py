@@ -16,16 +16,13 @@ FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_s
           "share_weights")
 WATCHED = ()
 TURNS = True
-_ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
-again = calls.again(_ARGUMENTS)
+ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
+again = calls.again(ARGUMENTS)
 resized = calls.resized(again)
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", "the arguments do not fit GATv2Conv.forward")
-    x, edge_index, edge_attr, weights = bound
+def state(layer: Any, x: Any, edge_index: Any, edge_attr: Any,
+          weights: Any) -> tuple[CallSpec, CallInputs] | Reason:
     if weights is not None:  # PyG before 2.8 returns them for False as well
         return reason("GA208", "attention weights were asked for",
                       "call the layer without return_attention_weights")

@@ -33,14 +33,13 @@ class _Operands(NamedTuple):
 
 
 FIELDS = ("heads", "out_channels", "negative_slope", "dropout")
-_ARGUMENTS = ("x_dict", "edge_index_dict"), ("return_semantic_attention_weights",)
+ARGUMENTS = ("x_dict", "edge_index_dict"), ("return_semantic_attention_weights",)
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, RelationalInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None or not all(isinstance(argument, Mapping) for argument in bound[:2]):
-        return reason("GA206", "the arguments do not fit HANConv.forward")
-    x_dict, edge_index_dict, weights = bound
+def state(layer: Any, x_dict: Any, edge_index_dict: Any,
+          weights: Any) -> tuple[JoinedSpec, RelationalInputs] | Reason:
+    if not (isinstance(x_dict, Mapping) and isinstance(edge_index_dict, Mapping)):
+        return reason("GA206", "features or edges are no dictionary")
     names, device = tuple(edge_index_dict), guards.declared(layer, "q").device
     why = guards.parametrized_reason(layer) or _layer_reason(layer, x_dict, names, device)
     if why is not None:
@@ -60,7 +59,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, Relational
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
-    x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *_ARGUMENTS)
+    x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *ARGUMENTS)
     structure = tuple(edge_index_dict.values())
     return RelationalInputs(structure, structure[0].device,
                             _Operands(x_dict, tuple(edge_index_dict), bool(weights)))
@@ -68,7 +67,7 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs
 
 def resized(layer: Any, args: tuple, kwargs: dict, spec: JoinedSpec,
             kept: None) -> tuple[JoinedSpec, RelationalInputs] | None:
-    x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *_ARGUMENTS)
+    x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *ARGUMENTS)
     names = tuple(edge_index_dict)
     device = x_dict[names[0][0]].device
     graph = _graph(edge_index_dict, x_dict, device)

@@ -16,15 +16,11 @@ from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpe
 
 ONE_DTYPE = True
 FIELDS = ("heads", "out_channels", "negative_slope", "dropout")
-_ARGUMENTS = ("x", "edge_index", "node_type", "edge_type"), ("edge_attr",)
+ARGUMENTS = ("x", "edge_index", "node_type", "edge_type"), ("edge_attr",)
 
 
-def state(layer: Any, args: tuple,
-          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", "the arguments do not fit HEATConv.forward")
-    x, edge_index, node_type, edge_type, edge_attr = bound
+def state(layer: Any, x: Any, edge_index: Any, node_type: Any, edge_type: Any,
+          edge_attr: Any) -> tuple[RelationalSpec, RelationalInputs] | Reason:
     why = (guards.features_reason(x) or guards.parametrized_reason(layer)
            or guards.lazy_reason(layer.edge_attr_emb, layer.att, layer.lin)
            or _modules_reason(layer))
@@ -60,7 +56,7 @@ def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
-    x, edge_index, node_type, edge_type, edge_attr = calls.bound(args, kwargs, *_ARGUMENTS)
+    x, edge_index, node_type, edge_type, edge_attr = calls.bound(args, kwargs, *ARGUMENTS)
     return RelationalInputs((edge_index, edge_type), x.device, (x, node_type, edge_attr))
 
 

@@ -24,6 +24,7 @@ from gnnaccel.dispatch.relational.edges import Ends
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
 from gnnaccel.dispatch.uncompiled import uncompiled
 
+ARGUMENTS = ("x_dict",), ()
 # types below which PyG, too, calls one map after the other: laying rows side by side costs as much
 FEWEST = 10
 
@@ -91,15 +92,12 @@ def _at_a_glance(x_dict: dict) -> str | None:
     return "GA401" if isinstance(first, Tensor) and first.is_cpu and not driver.placed() else None
 
 
-def state(layer: Any, args: tuple,
-          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = calls.bind(args, kwargs, ("x_dict",), ())
-    if bound is None or not isinstance(bound[0], Mapping):
-        return reason("GA206", "the arguments do not fit HeteroDictLinear.forward",
-                      "pass a dictionary by type")
-    if _fused_by_host(len(bound[0])):
+def state(layer: Any, x_dict: Any) -> tuple[RelationalSpec, RelationalInputs] | Reason:
+    if not isinstance(x_dict, Mapping):
+        return reason("GA206", f"x_dict is a {type(x_dict).__name__}", "pass a dictionary by type")
+    if _fused_by_host(len(x_dict)):
         return reason("GA301", "pyg-lib makes one product of them")
-    operands = _operands(layer, bound[0])
+    operands = _operands(layer, x_dict)
     if type(operands) is Reason:
         return operands
     first, (columns, inner) = operands.x[0], operands.weights[0].shape

@@ -14,15 +14,12 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.edges import rows_by_type
 from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
 
+ARGUMENTS = ("x", "type_vec"), ()
 FIELDS = ("num_types", "in_channels", "out_channels", "is_sorted")
 
 
-def state(layer: Any, args: tuple,
-          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = calls.bind(args, kwargs, ("x", "type_vec"), ())
-    if bound is None:
-        return reason("GA206", "the arguments do not fit HeteroLinear.forward")
-    x, type_vec = bound
+def state(layer: Any, x: Any,
+          type_vec: Any) -> tuple[RelationalSpec, RelationalInputs] | Reason:
     why = guards.lazy_reason(layer) or guards.features_reason(x) or _reason(layer, x, type_vec)
     if why is not None:
         return why

@@ -23,7 +23,7 @@ from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpe
 
 ONE_DTYPE = True
 FIELDS = ("heads", "out_channels", "edge_types", "edge_types_map", "dst_node_types")
-_ARGUMENTS = ("x_dict", "edge_index_dict"), ()
+ARGUMENTS = ("x_dict", "edge_index_dict"), ()
 
 
 class _Operands(NamedTuple):
@@ -39,12 +39,8 @@ class _Operands(NamedTuple):
     own: tuple[int, ...] | None
 
 
-def state(layer: Any, args: tuple,
-          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", "the arguments do not fit HGTConv.forward")
-    x_dict, edge_index_dict = bound
+def state(layer: Any, x_dict: Any,
+          edge_index_dict: Any) -> tuple[RelationalSpec, RelationalInputs] | Reason:
     if not isinstance(x_dict, Mapping):
         return reason("GA206", f"x_dict is a {type(x_dict).__name__}",
                       "pass a dictionary by node type")
@@ -108,14 +104,14 @@ def keep(spec: RelationalSpec, inputs: RelationalInputs) -> _Operands:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: _Operands) -> RelationalInputs:
-    x_dict, edge_index_dict = calls.bound(args, kwargs, *_ARGUMENTS)
+    x_dict, edge_index_dict = calls.bound(args, kwargs, *ARGUMENTS)
     return RelationalInputs(tuple(edge_index_dict.values()), layer.k_rel.weight.device,
                             kept._replace(x_dict=x_dict))
 
 
 def resized(layer: Any, args: tuple, kwargs: dict, spec: RelationalSpec,
             kept: _Operands) -> tuple[RelationalSpec, RelationalInputs] | None:
-    x_dict, edge_index_dict = calls.bound(args, kwargs, *_ARGUMENTS)
+    x_dict, edge_index_dict = calls.bound(args, kwargs, *ARGUMENTS)
     types, device, maps = kept.types, layer.k_rel.weight.device, spec.beside
     # keys say how many rows are own
     graph = _graph(layer, x_dict, edge_index_dict, types, device, kept.own)

@@ -18,7 +18,7 @@ from gnnaccel.dispatch.run.autograd import turned
 
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
 FIELDS = ("in_channels_l", "out_channels", "root_weight")
-_ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size")
+ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size")
 
 
 def propagates(layer: Any) -> bool:
@@ -27,11 +27,8 @@ def propagates(layer: Any) -> bool:
             or type(nn) is not torch.nn.Sequential or not nn._modules)
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", "the arguments do not fit NNConv.forward")
-    x, edge_index, edge_attr, size = bound
+def state(layer: Any, x: Any, edge_index: Any, edge_attr: Any,
+          size: Any) -> tuple[PlainSpec, PlainInputs] | Reason:
     pair = not isinstance(x, Tensor)
     if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
@@ -61,7 +58,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> PlainInputs:
-    x, edge_index, edge_attr, _ = calls.bound(args, kwargs, *_ARGUMENTS)
+    x, edge_index, edge_attr, _ = calls.bound(args, kwargs, *ARGUMENTS)
     x_src, x_dst = x if isinstance(x, tuple) else (x, x)
     return PlainInputs(edge_index, x_src.device, (x_src, x_dst, edge_attr))
 

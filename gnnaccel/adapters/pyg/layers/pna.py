@@ -34,16 +34,13 @@ ONE_DTYPE = True
 _DEGREES = {"amplification": "avg_deg_log", "attenuation": "avg_deg_log",
             "linear": "avg_deg_lin", "inverse_linear": "avg_deg_lin"}
 FIELDS = ("edge_dim", "F_in", "towers", "divide_input")
-_ARGUMENTS = ("x", "edge_index"), ("edge_attr",)
+ARGUMENTS = ("x", "edge_index"), ("edge_attr",)
 _REDUCES = {f"{name.capitalize()}Aggregation": name
             for name in ("sum", "mean", "max", "min", "var", "std")}
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", "the arguments do not fit PNAConv.forward")
-    x, edge_index, edge_attr = bound
+def state(layer: Any, x: Any, edge_index: Any,
+          edge_attr: Any) -> tuple[PlainSpec, PlainInputs] | Reason:
     if (edge_attr is None) is not (layer.edge_dim is None):  # an error in the host
         return reason("GA206", f"edge_dim is {layer.edge_dim}, edge_attr is "
                       f"{type(edge_attr).__name__}")
@@ -92,7 +89,7 @@ def keep(spec: PlainSpec, inputs: PlainInputs) -> tuple[list[tuple[str, int]], b
 
 def again(layer: Any, args: tuple, kwargs: dict,
           kept: tuple[list[tuple[str, int]], bool]) -> PlainInputs:
-    x, edge_index, edge_attr = calls.bound(args, kwargs, *_ARGUMENTS)
+    x, edge_index, edge_attr = calls.bound(args, kwargs, *ARGUMENTS)
     return PlainInputs(edge_index, x.device, (x, edge_attr, *kept))
 
 

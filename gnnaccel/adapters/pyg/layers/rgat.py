@@ -18,7 +18,7 @@ from gnnaccel.dispatch.relational.view import RelationView
 ONE_DTYPE = True
 FIELDS = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat",
           "negative_slope", "dropout", "mod", "attention_mode", "attention_mechanism")
-_ARGUMENTS = ("x", "edge_index"), ("edge_type", "edge_attr", "size", "return_attention_weights")
+ARGUMENTS = ("x", "edge_index"), ("edge_type", "edge_attr", "size", "return_attention_weights")
 MODS = ("additive", "scaled", "f-additive", "f-scaled")  # the host takes any other value for None
 
 
@@ -32,12 +32,8 @@ class _Operands(NamedTuple):
     edge_type: Tensor
 
 
-def state(layer: Any, args: tuple,
-          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", "the arguments do not fit RGATConv.forward")
-    x, edge_index, edge_type, edge_attr, size, weights = bound
+def state(layer: Any, x: Any, edge_index: Any, edge_type: Any, edge_attr: Any, size: Any,
+          weights: Any) -> tuple[RelationalSpec, RelationalInputs] | Reason:
     if weights is not None:
         return reason("GA208", "attention weights were asked for",
                       "call the layer without return_attention_weights")
@@ -70,7 +66,7 @@ def state(layer: Any, args: tuple,
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
-    x, edge_index, edge_type, edge_attr = calls.bound(args, kwargs, *_ARGUMENTS)[:4]
+    x, edge_index, edge_type, edge_attr = calls.bound(args, kwargs, *ARGUMENTS)[:4]
     x_src, x_dst = x if isinstance(x, tuple) else (x, x)
     return RelationalInputs((edge_index, edge_type), edge_index.device,
                             _Operands(x_src, None if x_dst is x_src else x_dst, edge_attr,

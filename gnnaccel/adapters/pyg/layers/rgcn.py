@@ -18,7 +18,7 @@ from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpe
 ONE_DTYPE = True
 FIELDS = ("in_channels_l", "out_channels", "num_relations", "num_bases", "num_blocks", "aggr")
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
-_ARGUMENTS = ("x", "edge_index"), ("edge_type",)
+ARGUMENTS = ("x", "edge_index"), ("edge_type",)
 
 
 class _Operands(NamedTuple):
@@ -30,12 +30,8 @@ class _Operands(NamedTuple):
     numbered: bool = False
 
 
-def state(layer: Any, args: tuple,
-          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", f"the arguments do not fit {type(layer).__name__}.forward")
-    x, edge_index, edge_type = bound
+def state(layer: Any, x: Any, edge_index: Any,
+          edge_type: Any) -> tuple[RelationalSpec, RelationalInputs] | Reason:
     fast = _is_fast(layer)
     why = _layer_reason(layer, fast)
     if why is not None:
@@ -111,7 +107,7 @@ def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
-    x, edge_index, edge_type = (args if len(args) == 3 else calls.bound(args, kwargs, *_ARGUMENTS))
+    x, edge_index, edge_type = (args if len(args) == 3 else calls.bound(args, kwargs, *ARGUMENTS))
     device = edge_index.device
     if isinstance(x, Tensor) and x.is_floating_point():
         operands = _Operands(x, x)

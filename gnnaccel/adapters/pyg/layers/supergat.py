@@ -13,21 +13,19 @@ from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.adapters.pyg.propagate import kept_results
 from gnnaccel.dispatch.ir import attention_programs as programs
 from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
-from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason
 
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops",
           "attention_type")
 WATCHED = ()
 TURNS = True
+ARGUMENTS = ("x", "edge_index"), ("neg_edge_index", "batch")
 _VECTORS = "att_l", "att_r"
 _unused = [0]  # edges that were kept with loops since such edges were used again
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("neg_edge_index", "batch"))
-    if bound is None:
-        return reason("GA206", "the arguments do not fit SuperGATConv.forward")
-    x, edge_index, negative, batch = bound
+def state(layer: Any, x: Any, edge_index: Any, negative: Any,
+          batch: Any) -> tuple[CallSpec, CallInputs] | Reason:
     why = guards.features_reason(x) or guards.lazy_reason(layer.lin)
     if why is not None:
         return why

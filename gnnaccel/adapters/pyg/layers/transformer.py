@@ -26,16 +26,13 @@ FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
 WATCHED = ("lin_query", "lin_key", "lin_value", "lin_skip")
 TURNS = True
 _MAPS = ("lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip")
-_ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
-again = calls.again(_ARGUMENTS)
+ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
+again = calls.again(ARGUMENTS)
 resized = calls.resized(again)
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    if bound is None:
-        return reason("GA206", "the arguments do not fit TransformerConv.forward")
-    x, edge_index, edge_attr, weights = bound
+def state(layer: Any, x: Any, edge_index: Any, edge_attr: Any,
+          weights: Any) -> tuple[CallSpec, CallInputs] | Reason:
     if isinstance(weights, bool):
         return reason("GA208", "attention weights were asked for",
                       "call the layer without return_attention_weights")

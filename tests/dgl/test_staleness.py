@@ -57,8 +57,9 @@ class Case(NamedTuple):
 CASES = {
     "GATConv": Case(lambda: GATConv(F, 4, 2, residual=True), plain,
                     {"leaky_relu.negative_slope": 0.9, "activation": torch.tanh,
-                     "attn_drop.p": 1.0, "has_explicit_bias": False}),
-    "GATConv pair": Case(lambda: GATConv((F, F), 4, 2), pair, {"leaky_relu.negative_slope": 0.9}),
+                     "attn_drop.p": 1.0}),
+    "GATConv pair": Case(lambda: GATConv((F, F), 4, 2), pair,
+                         {"leaky_relu.negative_slope": 0.9, "has_explicit_bias": False}),
     "GATConv pair of one map": Case(lambda: GATConv(F, 4, 2), pair),
     "GATv2Conv": Case(lambda: GATv2Conv(F, 4, 2), plain,
                       {"leaky_relu.negative_slope": 0.9, "activation": torch.tanh}),

@@ -19,7 +19,7 @@ def stepped(weights, optimizer, steps=2):
         optimizer.step()
 
 
-def test_rows_that_are_cut_off_in_place(device):  # noqa: F811
+def test_rows_that_are_cut_off_in_place(device):
     """Parameter and averages begin where they began. The rows behind are no longer theirs."""
     weight = nn.Parameter(torch.ones(8, 3, device=device))
     optimizer = torch.optim.Adam([weight], 0.1)
@@ -34,7 +34,7 @@ def test_rows_that_are_cut_off_in_place(device):  # noqa: F811
     assert runs() and all(map(torch.equal, behind, before))
 
 
-def test_an_average_of_another_shape_in_the_same_place(device):  # noqa: F811
+def test_an_average_of_another_shape_in_the_same_place(device):
     weight = nn.Parameter(torch.ones(8, 3, device=device))
     optimizer = torch.optim.Adam([weight], 0.1)
     with enabled(device):
@@ -45,7 +45,7 @@ def test_an_average_of_another_shape_in_the_same_place(device):  # noqa: F811
             stepped([weight], optimizer)
 
 
-def test_parameters_can_be_exchanged(device):  # noqa: F811
+def test_parameters_can_be_exchanged(device):
     """torch exchanges no tensors that are known by weak references."""
     weights = [nn.Parameter(torch.ones(3, device=device)) for _ in range(2)]
     optimizer = torch.optim.Adam(weights, 0.1)
@@ -57,7 +57,7 @@ def test_parameters_can_be_exchanged(device):  # noqa: F811
     assert all((weight < 0).all() for weight in weights)
 
 
-def test_nothing_is_kept_of_optimizers_that_are_gone(device):  # noqa: F811
+def test_nothing_is_kept_of_optimizers_that_are_gone(device):
     weights = [nn.Parameter(torch.ones(3, device=device))]
     before = len(optimizers._groups)
     with enabled(device):

@@ -99,14 +99,15 @@ def _group(lists: Lists, amsgrad: bool) -> Group | None:
     shapes = [t.shape for t in parameters]
     if not (_ordinary(gradients, device, shapes) and _ordinary(parameters, device, shapes)):
         return None
-    group = _groups.get(parameters[0])
-    if group is None or not group.kept(written, steps):
+    if any(map(Tensor.is_inference, parameters)):
+        return None
+    group = _groups.get(steps[0])
+    if group is None or not group.kept(written, shapes, steps):
         if not (all([_ordinary(each, device, shapes) for each in written])
-                and not any(map(Tensor.is_inference, parameters)) and _are_counts(steps)
-                and _apart(written)):
+                and _are_counts(steps) and _apart(written)):
             return None
-        group = Group(written, steps)
-        _groups.set(parameters[0], group)
+        group = Group(written, shapes, steps)
+        _groups.set(steps[0], group)
     return group if group.in_step() and group.apart(gradients) else None
 
 
@@ -141,19 +142,25 @@ def _apart(written: Lists) -> bool:
 
 
 class Group:
-    """Lists of tensors that steps write, as they were found fit for the kernel."""
+    """Lists of tensors that steps write, as they were found fit for the kernel. Parameters are
+    known by where they are."""
 
-    def __init__(self, written: Lists, steps: list[Tensor]) -> None:
-        self._places = Places([*chain(*written), *steps])
+    def __init__(self, written: Lists, shapes: list[torch.Size], steps: list[Tensor]) -> None:
+        # no weak references to parameters: torch exchanges no tensors that have some
+        self._parameters, self._shapes = list(map(Tensor.data_ptr, written[0])), shapes
+        self._places = Places([*chain(*written[1:]), *steps])
         # the numbers of the counts, without torch's functions for each
         self._steps = [step.numpy() for step in steps]
-        self._distinct = {*self._places.pointers} - {0}
+        self._distinct = {*self._parameters, *self._places.pointers} - {0}
         self.tensors = kernel.Tensors(*written)
 
-    def kept(self, written: Lists, steps: list[Tensor]) -> bool:
-        """Whether these are the lists, as they were."""
-        return (self._places.kept([*chain(*written), *steps])
-                and all(map(Tensor.is_contiguous, chain(*written[1:]))))
+    def kept(self, written: Lists, shapes: list[torch.Size], steps: list[Tensor]) -> bool:
+        """Whether these are the lists, as they were. ``shapes``: of the parameters."""
+        state = [*chain(*written[1:])]
+        return (shapes == self._shapes
+                and list(map(Tensor.data_ptr, written[0])) == self._parameters
+                and self._places.kept([*state, *steps]) and all(map(Tensor.is_contiguous, state))
+                and [t.shape for t in state] == shapes * len(written[1:]))
 
     def in_step(self) -> bool:
         """Whether as many steps are behind each."""
@@ -171,7 +178,7 @@ class Group:
         return float(count)
 
 
-#: by the first parameter
+#: by the first count
 _groups: IdentityMap[Group] = IdentityMap()
 
 
@@ -181,6 +188,6 @@ def _step(group: Group, lists: Lists, options: dict[str, Any]) -> None:
     apart = options.get("decoupled_weight_decay", False)
     numbers = kernel.Numbers(
         lr / (1 - beta1 ** count) * -1, (1 - beta2 ** count) ** 0.5, 1 - beta1, beta2, 1 - beta2,
-        eps, 0.0 if apart else decay, 1 - lr * decay if apart else 1.0, options["maximize"])
+        eps, 0.0 if apart else decay, 1 - lr * decay if apart else 1.0, bool(options["maximize"]))
     group.tensors.step(list(map(Tensor.data_ptr, gradients)), numbers)
     torch.autograd.graph.increment_version([*parameters, *means, *squares, *largest, *steps])

@@ -58,7 +58,8 @@ CASES = {
     "GATConv": Case(lambda: GATConv(F, 4, 2, residual=True), plain,
                     {"leaky_relu.negative_slope": 0.9, "activation": torch.tanh,
                      "attn_drop.p": 1.0}),
-    "GATConv pair": Case(lambda: GATConv((F, F), 4, 2), pair, {"leaky_relu.negative_slope": 0.9}),
+    "GATConv pair": Case(lambda: GATConv((F, F), 4, 2), pair,
+                         {"leaky_relu.negative_slope": 0.9, "has_explicit_bias": False}),
     "GATConv pair of one map": Case(lambda: GATConv(F, 4, 2), pair),
     "GATv2Conv": Case(lambda: GATv2Conv(F, 4, 2), plain,
                       {"leaky_relu.negative_slope": 0.9, "activation": torch.tanh}),
@@ -208,6 +209,8 @@ def test_settings_of_the_layer(route, name, setting):
         if attribute == "p":
             layer.train()
             layer.feat_drop.p = 0.0
+        if setting == "has_explicit_bias":
+            nn.init.ones_(layer.bias)
         if setting == "use_norm":
             layer.norm = nn.LayerNorm(8, device=route.device)
         if CASES[name].settings[setting] == "gcn":

@@ -190,6 +190,19 @@ class ContinuousFilter(nn.Module):
         return self.lin2(out)
 
 
+class Normed(nn.Module):
+    """Messages of nodes that a norm has statistics of."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.lin, self.norm = nn.Linear(width, width), nn.BatchNorm1d(width)
+
+    def forward(self, x, edge_index):
+        src, dst = edge_index
+        x = self.norm(self.lin(x))
+        return torch.zeros_like(x).index_add(0, dst, torch.tanh(x[src] - x[dst]))
+
+
 def asserting(self, x, edge_index, batch):
     """A forward that looks at shapes first; here, as pytest rewrites what tests assert."""
     assert x.size(0) == batch.size(0) and len(x) > 0, f"{x.shape} and {batch.shape}"

@@ -74,6 +74,25 @@ def test_what_a_call_is_given_is_gone_with_it(kernels, name):
     assert alive == [None] * len(alive)
 
 
+@pytest.mark.parametrize("name", [*CASES, "norm"])
+def test_parameters_are_gone_with_the_module(kernels, name):
+    """What is kept of its calls does not hold them in a circle."""
+    make, names = CASES.get(name, (layers.Normed, "x edge_index"))
+    layer, given = make().to(kernels.device), kernels.put(*tensors(names))
+    with kernels.on():
+        for _ in range(3):
+            layer(*given)
+        parameters = [weakref.ref(one) for one in layer.parameters()]
+        gc.collect()
+        gc.disable()
+        try:
+            del layer
+            alive = [one() for one in parameters]
+        finally:
+            gc.enable()
+    assert alive == [None] * len(alive)
+
+
 @pytest.mark.parametrize("gains,route", [((-1, 3), "cuda"), ((3, -1), "cuda"), ((1, -2), "native"),
                                          ((-2, 1), "native"), ((0.6, 0.6), "cuda")])
 def test_two_sums_gain_together(emulated, monkeypatch, gains, route):

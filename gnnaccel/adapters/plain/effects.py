@@ -37,4 +37,6 @@ def settled(steps: Steps, effects: list[Effect], reached: list[NodeValue]) -> li
     steps.early = {one.value.at for one in early}
     late = [one.value for one in effects[first:] if type(one) is NodeEffect]
     del effects[first:]
+    for one in early:
+        del one.value  # it leads to the steps, which lead to themselves
     return late

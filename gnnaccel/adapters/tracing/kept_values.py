@@ -34,11 +34,10 @@ class Own(Once):
     def __init__(self, tree: Tree, tail: Any):
         self.tree, self.tail, self.function = tree, tail, _no_view
 
-        def make(given: Any) -> Tensor:
-            rows = whole(tree, tail, given)
-            return self.function(rows.movedim(0, self.place) if self.place else rows)
-
-        super().__init__(make)
+    def make(self, given: Any) -> Tensor:
+        """The tensor. A method, as an attribute would lead in a circle."""
+        rows = whole(self.tree, self.tail, given)
+        return self.function(rows.movedim(0, self.place) if self.place else rows)
 
     @property
     def gathers(self) -> bool:

@@ -13,7 +13,7 @@ from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 ARGUMENTS = ("graph", "feat"), ("edge_weight", "get_attention")
-FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree", "activation")
+FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree", "activation", "has_explicit_bias")
 ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 

@@ -112,6 +112,16 @@ class EdgeRows(Once):
         super().__init__(lambda given: pointwise.whole(tree, tail, given))
 
 
+class OnEdges:
+    """Gives the results of the steps of a call that went on at the edges, by their places. It does
+    not lead to the steps, which lead to themselves: what is computed by it, and all that it holds
+    of a layer, goes with the layer."""
+
+    def __call__(self, given: Any) -> dict[int, Tensor]:
+        # nothing in there leads back to the call's arguments: they are gone with it
+        return given.made.setdefault(self, {}) if hasattr(given, "made") else {}
+
+
 class Steps:
     """Operations on results per node. ``reductions``: (rows, name of the reduction); ``done``: of
     each result the place of its reduction, or the function with its arguments that makes it of
@@ -127,6 +137,7 @@ class Steps:
         self.reductions: list[tuple[pointwise.Rows, str]] = []
         self.done: list[Any] = []
         self.before: dict[int, Any] = {}
+        self.on_edges = OnEdges()
 
     def reduced(self, rows: pointwise.Rows, reduce: str) -> NodeValue:
         """The stand-in for one more reduction."""
@@ -208,11 +219,6 @@ class Steps:
             if type(step) is int or not found.isdisjoint(_places(step)):
                 found.add(at)
         return found
-
-    def on_edges(self, given: Any) -> dict[int, Tensor]:
-        """Results of the steps of a call that went on at the edges, by their places."""
-        # nothing in there leads back to the call's arguments: they are gone with it
-        return given.made.setdefault(self, {}) if hasattr(given, "made") else {}
 
 
 def _places(value: Any) -> Iterator[int]:

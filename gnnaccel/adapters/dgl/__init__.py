@@ -141,7 +141,8 @@ class _Guarded(contract.Unread):
         self.contract = adapter
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
         self._inference_reason = shared.inference_reason
-        self.paths, self._state = own.Paths(cls, ("forward",)), adapter.state
+        self.paths, self._state = own.Paths(
+            cls, ("forward",), options=tuple(adapter.FIELDS or ())), adapter.state
         self._checked, self._absorbed, self.run = shared.checked, adapter.ABSORBED, adapter.run
         self.key = repeated.signature(adapter, self.paths)
         self.keep, self.again = repeated.keep, repeated.again

@@ -186,7 +186,9 @@ class _Guarded(contract.Unread):
         self._aggregations = adapter.AGGREGATIONS if node_dim is not None else ()
         start = ("forward", *(own.MESSAGE_PASSING if node_dim is not None else ()))
         self.paths = own.Paths(cls, start,
-                               guards.aggregations((*self._aggregations, *adapter.INSIDE)))
+                               guards.aggregations((*self._aggregations, *adapter.INSIDE)),
+                               options=(*(adapter.FIELDS or ()), *(
+                                   guards.SETTINGS if node_dim is not None else ())))
         self._state, self.run, self.bind = adapter.state, adapter.run, adapter.bind
         self._checked = shared.checked
         self.key = guards.signature(adapter, self.paths, node_dim is not None)

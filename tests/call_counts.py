@@ -65,7 +65,7 @@ MOST: dict[str, dict[str, tuple[int, int]]] = {
     "SAGEConv over a matrix": {"kernels": (25, 55), "known": (32, 80), "new": (34, 91)},
     "GINConv": {"kernels": (16, 39), "known": (40, 80), "new": (34, 91)},
     "RGCNConv": {"kernels": (48, 105), "known": (50, 84), "new": (53, 88)},
-    "HGTConv": {"kernels": (120, 341), "known": (89, 150), "new": (93, 159)},
+    "HGTConv": {"kernels": (121, 342), "known": (89, 150), "new": (93, 159)},
     "HeteroConv": {"kernels": (82, 203), "known": (153, 230), "new": (157, 239)},
     "a user's": {"kernels": (16, 34), "known": (40, 80), "new": (34, 91)},
     "a user's aggregate": {"kernels": (29, 40), "known": (32, 72), "new": (26, 83)},

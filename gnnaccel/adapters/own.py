@@ -209,6 +209,14 @@ class Path:
         self.functions[f"{unwrapped.__module__}.{unwrapped.__qualname__}"] = unwrapped
         return getattr(unwrapped, "__wrapped__", unwrapped)  # the host's own decorators
 
+    def attributes(self, cls: type, names: tuple[str, ...]) -> None:
+        """Refuse a class with attributes by these names: of its objects only their own count."""
+        for owner in cls.__mro__[:-1]:
+            if _top(owner.__module__) not in ("torch", self.host):
+                self._watched.append((len, vars(owner), len(vars(owner))))
+            for name in filter(vars(owner).__contains__, names):
+                self.why = self.why or reason("GA208", f"{name} is an attribute of its class")
+
     def watch(self, getter: Any, place: Any, names: tuple[str, ...]) -> None:
         """Have `same` compare the values by these names in ``place``, a class or a module's
         dictionary. Their owners are not judged.
@@ -294,12 +302,13 @@ def _may_replace(value: Any) -> bool:
 class Paths:
     """The `Path` of each class that derives from ``host_class``.
 
-    ``start``: the methods that are called; ``parts``: the classes that it aggregates with.
-    """
+    ``start``: the methods that are called; ``parts``: the classes that it aggregates with;
+    ``options``: attributes that its objects have themselves."""
 
     def __init__(self, host_class: type, start: tuple[str, ...], parts: tuple[type, ...] = (),
-                 follow: bool = True):
+                 follow: bool = True, options: tuple[str, ...] = ()):
         self._host_class, self._start, self._parts, self._follow = host_class, start, parts, follow
+        self._options = options
         self._known: IdentityMap[Path] = IdentityMap(256)  # which know their class
 
     def of(self, cls: type) -> Path:
@@ -319,6 +328,8 @@ class Paths:
                                     for name in _parameters(init.__code__))
         for part in self._parts:
             path.methods(part, part, AGGREGATION)
+        if self._options:
+            path.attributes(cls, self._options)
         self._known.set(cls, path.complete())
         return path
 

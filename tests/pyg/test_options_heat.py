@@ -39,6 +39,24 @@ def test_gradients_of_the_inputs(route):
     assert found["x"].abs().sum() > 0 and found["weights"].abs().sum() > 0
 
 
+@pytest.mark.parametrize("option", [{"padding_idx": 0}, {"scale_grad_by_freq": True}])
+@pytest.mark.parametrize("before", [0, 3])
+def test_embeddings_of_types_with_another_gradient(route, option, before):
+    """``before``: so many calls of a plain embedding are remembered."""
+    layer, args = build().to(route.device), [t.to(route.device) for t in inputs()]
+    with route.on():
+        for _ in range(before):
+            layer(*args)
+    for name, value in option.items():
+        setattr(layer.edge_type_emb, name, value)
+    weight = layer.edge_type_emb.weight
+    with gnnaccel.disabled():
+        (expected,) = torch.autograd.grad(layer(*args).square().sum(), weight)
+    with route.on(on_fallback="native"):
+        (found,) = torch.autograd.grad(layer(*args).square().sum(), weight)
+    assert relative(found, expected) < 1e-5
+
+
 @pytest.mark.long
 def test_dropout_keeps_the_mean(route):
     torch.manual_seed(2)

@@ -141,8 +141,8 @@ class _Guarded(contract.Unread):
         self.contract = adapter
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
         self._inference_reason = shared.inference_reason
-        self.paths, self._stated = own.Paths(cls, ("forward",)), shared.stated
-        self._absorbed, self.run = adapter.ABSORBED, adapter.run
+        self.paths = own.Paths(cls, ("forward",), options=tuple(adapter.FIELDS or ()))
+        self._stated = shared.stated
         self.key = repeated.signature(adapter, self.paths)
         self.keep, self.again = repeated.keep, repeated.again
 

@@ -186,7 +186,9 @@ class _Guarded(contract.Unread):
         self._aggregations = adapter.AGGREGATIONS if node_dim is not None else ()
         start = ("forward", *(own.MESSAGE_PASSING if node_dim is not None else ()))
         self.paths = own.Paths(cls, start,
-                               guards.aggregations((*self._aggregations, *adapter.INSIDE)))
+                               guards.aggregations((*self._aggregations, *adapter.INSIDE)),
+                               options=(*(adapter.FIELDS or ()), *(
+                                   guards.SETTINGS if node_dim is not None else ())))
         self.run, self.bind, self._stated = adapter.run, adapter.bind, shared.stated
         self.key = guards.signature(adapter, self.paths, node_dim is not None)
         self._keep, self.again = adapter.keep, adapter.repeated()

@@ -49,6 +49,8 @@ def layer_reason(layer: Any, path: Path, node_dim: int,
     that the adapter states; ``hooks``: those that keep it native; ``turns``: `Contract.TURNS`.
     """
     own = layer.__dict__
+    if path.why is not None:
+        return path.why
     if any(map(own.get, hooks)):
         name = next(filter(own.get, hooks))
         return reason("GA501", f"{name.strip('_')} are registered")
@@ -230,14 +232,14 @@ def _linear_class() -> type:
 _autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 _grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
 _HOOKS = itemgetter(*HOOKS)
-_SETTINGS = ("training", "_explain", "_decomposed_layers", "flow", "node_dim")
+SETTINGS = ("training", "_explain", "_decomposed_layers", "flow", "node_dim")
 
 
 class PlainSignature(Signature):
     """Signatures of layers with ``WATCHED`` submodules."""
 
     def __init__(self, contract: Contract, paths: Paths):
-        super().__init__(contract, paths, _SETTINGS, _HOOKS)
+        super().__init__(contract, paths, SETTINGS, _HOOKS)
         self._watched, self._linear = contract.WATCHED or (), contract.LINEAR
         self._other = self.whole if contract.again else none
 
@@ -298,7 +300,7 @@ def signature(contract: Contract, paths: Paths,
         return PlainSignature(contract, paths)
     if contract.again is None:
         return none
-    return (Signature(contract, paths, _SETTINGS, _HOOKS).whole
+    return (Signature(contract, paths, SETTINGS, _HOOKS).whole
             if passes_messages else Signature(contract, paths).whole)
 
 

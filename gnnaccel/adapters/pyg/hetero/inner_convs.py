@@ -303,8 +303,10 @@ def path_of(cls: type) -> Path:
     """The functions that layers of a class run."""
     paths = _paths.get(cls)
     if paths is None:
+        kind = KINDS[cls.__name__]
         paths = _paths[cls] = Paths(cls, ("forward", *MESSAGE_PASSING),
-                                    guards.aggregations(KINDS[cls.__name__].aggregations))
+                                    guards.aggregations(kind.aggregations),
+                                    options=(*kind.off, *kind.options, *guards.SETTINGS))
     return paths.of(cls)
 
 

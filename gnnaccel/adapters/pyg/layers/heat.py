@@ -17,6 +17,8 @@ from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpe
 ONE_DTYPE = True
 FIELDS = ("heads", "out_channels", "negative_slope", "dropout")
 ARGUMENTS = ("x", "edge_index", "node_type", "edge_type"), ("edge_attr",)
+#: options of an embedding that change its weights or their gradient
+_EMBEDDING = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 
 def state(layer: Any, x: Any, edge_index: Any, node_type: Any, edge_type: Any,
@@ -51,8 +53,9 @@ def state(layer: Any, x: Any, edge_index: Any, node_type: Any, edge_type: Any,
 def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
     """Values that the route depends on beside the layer's own attributes and the arguments."""
     emb = layer.edge_type_emb
-    return (getattr(emb, "num_embeddings", None), getattr(emb, "max_norm", None),
-            getattr(emb, "sparse", None), getattr(layer.edge_attr_emb, "out_channels", None))
+    return (getattr(emb, "num_embeddings", None),
+            None if emb is None else tuple(map(emb.__dict__.get, _EMBEDDING)),
+            getattr(layer.edge_attr_emb, "out_channels", None))
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
@@ -81,7 +84,9 @@ def _modules_reason(layer: Any) -> Reason | None:
         return reason("GA208", "edge_attr_emb does not say how wide its result is",
                       "give the module in its place the attribute out_channels")
     emb = layer.edge_type_emb
-    if not guards.plain(emb, torch.nn.Embedding) or emb.max_norm is not None or emb.sparse:
+    if not guards.plain(emb, torch.nn.Embedding) or any(
+            option is not None and option is not False
+            for option in map(emb.__dict__.get, _EMBEDDING)):
         return reason("GA208", "edge_type_emb is not a plain embedding",
                       "use the layer's own edge_type_emb")
     return None

@@ -13,6 +13,7 @@ from torch import Tensor
 from gnnaccel.adapters.guards import Shapes, of_heads
 from gnnaccel.adapters.pyg import calls, guards
 from gnnaccel.adapters.pyg.hetero import dicts, relations
+from gnnaccel.adapters.pyg.layers import hetero_linear
 from gnnaccel.adapters.pyg.layers.hetero_dict_linear import called_as_part
 from gnnaccel.dispatch.distributed import state as active
 from gnnaccel.dispatch.policy.reasons import Reason, reason
@@ -95,6 +96,13 @@ def _order_reason(layer: Any, names: Iterable[tuple]) -> Reason | None:
         return None
     return reason("GA206", "edge types are in another order than the layer's metadata, on which "
                   "PyG's result depends", "pass them in the order of the metadata")
+
+
+def reads(layer: Any, args: tuple, kwargs: dict) -> list:
+    """Values that the route depends on beside the layer's own attributes and the arguments."""
+    modules = layer._modules
+    return [tuple(map(one.__dict__.get, hetero_linear.FIELDS))
+            for one in (modules["k_rel"], modules["v_rel"]) if one is not None]
 
 
 def keep(spec: RelationalSpec, inputs: RelationalInputs) -> _Operands:

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.plain import derived
 from gnnaccel.adapters.plain.arguments import COUNT, EDGES, NODES, ONE, Given
 from gnnaccel.adapters.plain.effects import NodeEffect, settled
 from gnnaccel.adapters.pyg.propagate import aggregates, generated
 from gnnaccel.adapters.tracing import manners, tracing
 from gnnaccel.adapters.tracing.attention.traced import Param
+from gnnaccel.adapters.tracing.derived import values as of_edges
 from gnnaccel.adapters.tracing.expressed import Once
 from gnnaccel.adapters.tracing.graph_functions import GraphFunctions
 from gnnaccel.adapters.tracing.layer import guarded
@@ -49,7 +51,7 @@ class Found(NamedTuple):
     ``reduces``; ``sizes``, ``sized``: as of `GraphFunctions`; ``flipped``: whether the edges go to
     the first of their ends; ``sends``: whether rows of nodes are picked at the other end, so that
     it has no ids beyond; ``combine``: the result, of those of the reductions and the arguments of a
-    call."""
+    call; ``derived``: how it makes the list of edges, if not the one given is it."""
 
     trace: tracing.Trace
     messages: tuple[generated.Message, ...]
@@ -59,6 +61,7 @@ class Found(NamedTuple):
     flipped: bool
     sends: bool
     combine: Callable[[list[Tensor], dict], Any]
+    derived: derived.Derived | None = None
 
     def result(self, out: Any, kwargs: dict) -> Any:
         """The result of the module, of that of its aggregations."""
@@ -127,12 +130,38 @@ class Forward(GraphFunctions):
         return super().softmax(src, index, ptr, num_nodes, dim)
 
 
+class OfDerived(Forward):
+    """The `Steps` of a run in which all that belongs to edges is computed by torch, up to where it
+    meets features. ``derived``: that; ``some``: a value with a row for each node."""
+
+    derived: derived.Derived
+    some: NodeValue
+
+    def begin(self, given: Given, ends: list[Special]) -> None:
+        """Take over what belongs to edges."""
+        self.derived, self._ends = derived.Derived(given), ends
+        self.program, self.nodes = self.derived.program, given.nodes
+        self.at_edges, self.at_nodes = self.derived.at_edges, self.derived.at_nodes
+
+    def end(self, key: tuple) -> Special:
+        """The index of an end of the edges, by its key."""
+        return self._ends[self.derived.ends.place(key)]
+
+    def instead(self, value: Any) -> Any:
+        return derived.instead(self, value, super().instead(value))
+
+    def imported(self, name: str) -> Any:
+        found = super().imported(name)
+        return derived.instead(self, None, found)
+
+
 def _itself(t: Tensor) -> Tensor:
     return t
 
 
 _MANNER = tracing.Manner(_NAMES, manners.prepared, pointwise.rows, lambda out, layer: None, True,
                          functions=Forward, wholes=True)
+_OF_DERIVED = _MANNER._replace(names=_NAMES | of_edges.NAMES, functions=OfDerived)
 
 class _Kept:
     """The last traces of a module: (key, what was read, the `Found`). ``made``: how many there have
@@ -165,9 +194,9 @@ def found(module: Any, function: types.FunctionType, given: Given) -> Found | No
     if kept.made >= _MOST:
         return None
     kept.made += 1
-    guards, result = _traced(module, function, given, False)
-    if result is _OTHER_WAY:
-        guards, result = _traced(module, function, given, True)
+    guards, result = _either_way(module, function, given, _MANNER)
+    if result is None:
+        guards, result = _either_way(module, function, given, _OF_DERIVED)
     kept.traces[:] = [(key, guards, result),
                       *(one for one in kept.traces if one[0] != key)][:_TRACES]
     return result
@@ -184,10 +213,17 @@ def counts_from_behind(module: Any, edge_index: Tensor) -> bool:
 _OTHER_WAY: Any = object()  # in place of a result: the module sums by the other end
 
 
-def _traced(module: Any, function: types.FunctionType, given: Given,
+def _either_way(*how: Any) -> tuple[guarded.Guards, Any]:
+    """`_traced`, with the edges to either of their ends."""
+    guards, result = _traced(*how, False)
+    return _traced(*how, True) if result is _OTHER_WAY else (guards, result)
+
+
+def _traced(module: Any, function: types.FunctionType, given: Given, manner: tracing.Manner,
             flipped: bool) -> tuple[guarded.Guards, Any]:
     """What was read in a run on stand-ins, and the `Found`, None where it is not followed."""
-    (layer, result), notes = followed(lambda: _run(module, function, given, flipped), given.values)
+    (layer, result), notes = followed(lambda: _run(module, function, given, manner, flipped),
+                                      given.values)
     guards = guarded.Guards(layer._traced_read, (), tuple(layer._traced_watched))
     if isinstance(result, Found):
         result = result._replace(trace=_trace(result.messages, given, layer._traced_functions,
@@ -195,10 +231,10 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
     return guards, result
 
 
-def _run(module: Any, function: types.FunctionType, given: Given,
+def _run(module: Any, function: types.FunctionType, given: Given, manner: tracing.Manner,
          flipped: bool) -> tuple[Layer, Any]:
     """One run on stand-ins: that of the module, and as of `_traced`."""
-    layer = Layer(module, _MANNER)
+    layer = Layer(module, manner)
     layer._traced_special.clear()  # stand-ins are told by what they are, not by names
     steps: Forward = layer._traced_functions
     notes().wholes = True
@@ -215,7 +251,8 @@ def _run(module: Any, function: types.FunctionType, given: Given,
 def _trace(messages: Any, given: Given, steps: Forward, notes: Any,
            guards: guarded.Guards) -> tracing.Trace:
     """What was read, in the form of that of a message."""
-    edges = tuple(name for name, kind in given.kinds.items() if kind is EDGES)
+    edges = () if isinstance(steps, OfDerived) else tuple(
+        name for name, kind in given.kinds.items() if kind is EDGES)
     whole = tuple((name, given.values[name].shape) for name, kind in given.kinds.items()
                   if kind is ONE)
     return tracing.Trace(
@@ -234,7 +271,10 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
     if flipped:
         ends.reverse()
     stand_ins: dict[str, Any] = dict(given.values)
-    if len(given.ends) == 2:
+    if isinstance(steps, OfDerived):
+        steps.begin(given, ends)
+        stand_ins.update(derived.stand_ins(steps, given))
+    elif len(given.ends) == 2:
         stand_ins.update(zip(given.ends, ends))
     else:
         value = given.values[given.ends[0]]
@@ -246,6 +286,8 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
         value = given.values[name]
         if kind is COUNT:
             stand_ins[name] = NodeCount(steps.argument(some, _looks(given.values[some])))
+        elif kind is EDGES and isinstance(steps, OfDerived):
+            pass
         elif kind is EDGES:
             stand_ins[name] = pointwise.rows("e", itemgetter(name), _looks(value), name)
         elif kind is NODES:
@@ -253,6 +295,8 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
         else:
             make = itemgetter(name)
             stand_ins[name] = Param(make, torch.empty_like(value, device="meta"), (make,))
+    if isinstance(steps, OfDerived):
+        steps.some = stand_ins[some]
     return stand_ins
 
 
@@ -282,7 +326,8 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
         return of_reductions(aggregates.put_together(results, counts) if put else results, kwargs)
 
     return Found(None, messages, reduces,  # type: ignore[arg-type]  # the caller has the trace
-                 frozenset(steps.sizes), steps.sized, flipped, steps.sends, combine)
+                 frozenset(steps.sizes), steps.sized, flipped, steps.sends, combine,
+                 steps.derived if isinstance(steps, OfDerived) else None)
 
 
 def _edges(given: Any) -> int:
@@ -296,6 +341,8 @@ def _as_given(value: Any, arguments: dict[str, Any]) -> Any:
             return Once(itemgetter(name))
     if type(value) is RowCount:
         return Once(_edges)
+    if type(value) in (of_edges.EdgeValue, of_edges.EdgeCount):
+        return Once(value.steps.derived.returned(value.at))
     if type(value) in (tuple, list):
         return type(value)([_as_given(one, arguments) for one in value])
     if type(value) is dict:

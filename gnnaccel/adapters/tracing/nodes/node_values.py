@@ -293,6 +293,8 @@ class NodeValue(Value):
 
     def __getitem__(self, place: Any) -> Any:
         first, *rest = place if type(place) is tuple and place else (place,)
+        if getattr(type(first), "of_edges", False):
+            first = first.ids()
         if type(first) is Special:
             return other("nodes.reduced").gathered(self, first, *rest)
         if self.steps.wholes and (not self.of_nodes or type(first) is NodeValue or place == -1):

@@ -206,6 +206,10 @@ def read(module: Any, function: types.FunctionType, given: Any) -> Read | Reason
     x = None if found is None else _source(given, found)
     if found is None or x is None:
         return reason("GA211", _NOT_FOLLOWED)
+    if found.derived is not None:
+        why = found.derived.unfit(module, given, values[x])
+        if why is not None:
+            return why
     sources = _sources(given, found)
     if sources is None or tracing.counts_from_behind(module, edge_index):
         return reason("GA204", "there may be ids of no node, or negative ones")

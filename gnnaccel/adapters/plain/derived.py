@@ -5,47 +5,114 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from torch import Tensor
+
 from gnnaccel.adapters import own
 from gnnaccel.adapters.plain import pairs
 from gnnaccel.adapters.plain.arguments import EDGES, Given
+from gnnaccel.adapters.plain.steps import Ways
 from gnnaccel.adapters.tracing.derived import reduced
 from gnnaccel.adapters.tracing.derived.ends import Ends
 from gnnaccel.adapters.tracing.derived.program import DERIVED, Program
 from gnnaccel.adapters.tracing.derived.values import EdgeValue
+from gnnaccel.adapters.tracing.expressed import CallArguments
 from gnnaccel.adapters.tracing.rows import zero_rows
 from gnnaccel.adapters.tracing.rows.standins import Unseen
 from gnnaccel.cuda.runtime import capture
+from gnnaccel.dispatch.ops import messages
+from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
+_LISTS = 16
 _OTHER = reason("GA211", "what its forward makes of its edges is of another kind")
 _CAPTURED = reason("GA204", "a list of edges that its forward makes, while calls are captured")
 
 
-class Derived:
-    """What a ``forward`` makes of its list of edges. ``at_edges``, ``at_nodes``: the places of
-    results that have a row for each of the edges that it sums over, or for each node."""
+class List:
+    """A list of edges. ``ends``: what it is made of; ``rows``: the places of results that have a
+    row for each of its edges; ``sends``: whether rows of nodes are picked at the end that edges
+    come from."""
 
-    def __init__(self, given: Given):
+    def __init__(self) -> None:
+        self.ends = Ends()
+        self.rows: set[int] = set()
+        self.sends = False
+
+
+class Results(list):
+    """The results of a call. ``graphs``: of all its lists of edges."""
+
+    graphs: list[OpGraph]
+
+
+class Derived:
+    """What a ``forward`` makes of its lists of edges. ``flipped``: the numbers of those of its
+    ``lists`` whose edges go to the first of their ends; ``at_edges``, ``at_nodes``: the places of
+    results that have a row for each of the edges that it sums over, or for each node; ``over``:
+    sums over other lists than the first."""
+
+    def __init__(self, given: Given, ways: Ways):
         device = given.edge_index.device
-        self.program, self.ends = Program(given.values, given.nodes, device), Ends()
+        self.program, self.flipped = Program(given.values, given.nodes, device), ways.flipped
+        self.lists = [List() for _ in range(ways.first + 1)]
+        self._met, self._first = 0, ways.first
         self.at_edges: set[int] = set()
         self.at_nodes: set[int] = set()
-        self.nodes = given.nodes
+        self.over: list[Any] = []
+
+    def place(self, key: tuple) -> tuple[int, int]:
+        """The number of the list that an end belongs to, and its place there."""
+        values = self.program.values
+        while True:
+            for at in self._numbers()[:self._met]:
+                place = self.lists[at].ends.place(key, values)
+                if place is not None:
+                    return at, place
+            if self._met == _LISTS:
+                raise Unseen
+            self._met += 1
+            if self._met > len(self.lists):
+                self.lists.append(List())
+
+    def _numbers(self) -> list[int]:
+        """The numbers of the lists, in the order in which they are met."""
+        first = self._first
+        return [first, *range(1, first), *[0] * bool(first), *range(first + 1, len(self.lists))]
 
     def of_call(self, given: Given) -> Given | Reason:
-        """The arguments of a call with the list that its ``forward`` makes."""
+        """The arguments of a call with the lists that its ``forward`` makes."""
         if capture.capturing():
             return _CAPTURED
         results = self.program.run(given.values, given.nodes, given.edge_index.device)
-        if results is None:
+        if results is None or any(results[at].shape[:1] != (given.nodes,) for at in self.at_nodes):
             return _OTHER
-        edges = self.ends.listed(results, pairs.stacked, pairs.turned)
-        if edges is None or edges.shape[1] < 2 or edges.device != given.edge_index.device or any(
-            results[at].shape[:1] != edges.shape[1:] for at in self.at_edges) or any(
-                results[at].shape[:1] != (given.nodes,) for at in self.at_nodes):
-            return _OTHER
-        given.values[DERIVED] = results
-        return given._replace(edge_index=edges)
+        made = given.values[DERIVED] = Results(results)
+        made.graphs, found = [], list[Tensor]()
+        for at, one in enumerate(self.lists):
+            edges = one.ends.listed(results, pairs.stacked, pairs.turned)
+            if edges is None or edges.shape[1] < 2 or edges.device != given.edge_index.device or (
+                any(results[row].shape[:1] != edges.shape[1:] for row in one.rows)):
+                return _OTHER
+            found.append(edges)
+            made.graphs.append(self._graph(at, edges, given.nodes) if at else None)
+        return given._replace(edge_index=found[0])
+
+    def _graph(self, at: int, edges: Tensor, nodes: int) -> OpGraph:
+        """The graph of the list with this number."""
+        flipped, sources = at in self.flipped, nodes
+        if not self.lists[at].sends:
+            sources = max(sources, int(edges[int(flipped)].amax()) + 1)
+        return OpGraph(edges, sources, nodes, flipped)
+
+    def unfit(self, module: Any, given: Given, x: Tensor) -> Reason | None:
+        """Why kernels do not take the sums over other lists than the first."""
+        for one in self.over:
+            graph = given.values[DERIVED].graphs[one.at]
+            arguments = CallArguments(given.values, graph, module)
+            why = messages.unfit(graph, x, None, one.message.stand_in(arguments, graph))
+            if why is not None:
+                return why
+        return None
 
     def returned(self, at: int) -> Any:
         """Gives the result at a place to the caller, who may write to it."""
@@ -108,6 +175,3 @@ def instead(steps: Any, value: Any, stand_in: Any) -> Any:
         or name in reduced.OF_TORCH_SCATTER and stand_in is not None):
         return reduced.instead(steps, own.original(value), stand_in)
     return stand_in
-
-
-__all__ = ["Derived", "Torch", "Unseen", "instead", "stand_ins"]

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.tracing.rows.standins import Unseen
-
 
 class Ends:
     """The ends of the edges, by their keys (`values.EdgeValue`), in the order of the list. An end
@@ -18,15 +16,18 @@ class Ends:
         self.keys: list[tuple | None] = [None, None]
         self._used = [False, False]
 
-    def place(self, key: tuple) -> int:
-        """The place of an end in the list."""
+    def place(self, key: tuple, values: list[Any]) -> int | None:
+        """The place of an end in the list; None where it is of another list. ``values``: results
+        in the call that is traced, by which ends of several lengths are told."""
         if key in self.keys:
             at = self.keys.index(key)
         else:
             of_list = key[0] != "one"
             at = key[2] if of_list else int(self._used[0])
-            if self._used[at]:
-                raise Unseen  # the edges of another list
+            first = self.keys[1 - at] if self._used[1 - at] else None
+            if self._used[at] or first is not None and (
+                len(_end(values, first)) != len(_end(values, key))):
+                return None
             self.keys[at] = key
             if of_list and not self._used[1 - at]:
                 self.keys[1 - at] = (*key[:2], 1 - key[2])

@@ -1,4 +1,4 @@
-"""What a ``forward`` makes of its list of edges, and of other arguments with a row for each edge, by
+"""What a ``forward`` makes of its list of edges, and of other arguments with rows for edges, by
 torch alone: lists with self loops or in both directions, masks, degrees, norms.
 
 None of it says anything about features of nodes. It runs natively, in each call; what is made of

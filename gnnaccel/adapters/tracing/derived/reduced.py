@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.tracing.derived.values import (EdgeCount, EdgeValue, Mixed, _beside, call,
+from gnnaccel.adapters.tracing.derived.values import (EdgeCount, EdgeValue, Mixed, call,
                                                       is_of_edges)
-from gnnaccel.adapters.tracing.nodes.node_values import NodeCount, NodeValue
+from gnnaccel.adapters.tracing.nodes.node_values import NodeCount
 from gnnaccel.adapters.tracing.rows.row_count import RowCount
 from gnnaccel.adapters.tracing.rows.standins import Unseen
 from gnnaccel.adapters.tracing.rows.zero_rows import ZeroRows
@@ -61,11 +61,16 @@ def instead(steps: Any, function: Callable, stand_in: Callable | None) -> Callab
     @functools.wraps(function, updated=())
     def called(*args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
+        if function in (torch.ones, torch.full) and _is_whole(kwargs.get("dtype")):
+            try:
+                return call(steps, function, args, kwargs)
+            except Mixed:
+                raise Unseen from None
         if is_of_edges(given) or function is torch.arange and any(
             isinstance(one, RowCount) for one in given):
             args = tuple([_counted(steps, one) for one in args])
             kwargs = {key: _counted(steps, one) for key, one in kwargs.items()}
-            if function not in _WRAPPED or is_of_edges((*args, *kwargs.values())) or (
+            if not wrapped(function) or is_of_edges((*args, *kwargs.values())) or (
                 function is torch.arange):
                 try:
                     return call(steps, function, args, kwargs)
@@ -79,6 +84,10 @@ def instead(steps: Any, function: Callable, stand_in: Callable | None) -> Callab
     return called
 
 
+def _is_whole(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and not dtype.is_floating_point
+
+
 def _counted(steps: Any, value: Any) -> Any:
     """A number that is how many nodes there are as such, in sizes, too."""
     if type(value) in (tuple, list):
@@ -87,10 +96,6 @@ def _counted(steps: Any, value: Any) -> Any:
         count = NodeCount(steps.some)
         return count if value == count else value
     return value
-
-
-def are_values(value: Any) -> bool:
-    return isinstance(value, (NodeValue, EdgeValue))
 
 
 def wrapped(function: Any) -> bool:

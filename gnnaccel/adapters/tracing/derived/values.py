@@ -52,6 +52,8 @@ _PLAIN = (*NUMBERS, str, type(None), torch.dtype, torch.device, type(Ellipsis))
 class EdgeCount(RowCount):
     """A whole number that is the result of a step, such as how many edges there are."""
 
+    of_edges = True
+
     def __init__(self, steps: Any, at: int):
         self.steps, self.at = steps, at
 
@@ -213,9 +215,10 @@ class EdgeValue(Value):
             return self._sizes()
         if type(dim) is not int:
             raise Unseen
+        size = call(self.steps, Tensor.size, (self, dim), {})
         if dim % self.value.dim() and self.value.is_floating_point():
-            return self.value.shape[dim]  # channels, by which calls are told apart
-        return call(self.steps, Tensor.size, (self, dim), {})
+            return self.steps.program.asked(size.at)  # channels, which are to be told
+        return size
 
     def dim(self) -> int:
         return self.value.dim()
@@ -337,6 +340,8 @@ class EdgeValue(Value):
         parts = (*args, *kwargs.values())
         of_nodes = any(isinstance(one, (NodeValue, ZeroRows)) for one in parts) and not any(
             isinstance(one, pointwise.Rows) for one in parts)
+        if not any(isinstance(one, (NodeValue, pointwise.Rows)) for one in parts):
+            of_nodes = self.value.shape[:1] == (self.steps.nodes,)  # beside parameters alone
         turn = functools.partial(_beside, of_nodes)
         return _call(name, function, tuple(map(turn, args)),
                      {key: turn(one) for key, one in kwargs.items()})
@@ -364,14 +369,14 @@ class EdgeValue(Value):
         self.steps.program.read.add(at)
         self.steps.at_edges.add(at)
         meta = torch.empty(ROWS, *value.shape[1:], dtype=value.dtype, device="meta")
-        make = _Result(at)
+        make = Result(at)
         return pointwise.made_rows("e", make, meta, frozenset((make,)), (make,))
 
     def of_nodes(self) -> Any:
         """These as values per node, or as numbers for all."""
         value, at = self.value, self.at
         self.steps.program.read.add(at)
-        make = _Result(at)
+        make = Result(at)
         if value.dim() and value.shape[0] not in (1, self.steps.nodes):
             raise Unseen
         if not value.dim() or value.shape[0] == 1:
@@ -381,7 +386,7 @@ class EdgeValue(Value):
         return self.steps.made(_itself, (Param(make, meta, (make,)),), {}, meta)
 
 
-class _Result:
+class Result:
     """Gives the result at a place for the arguments of a call."""
 
     def __init__(self, at: int):
@@ -423,6 +428,11 @@ _OPERATORS = frozenset(("getitem", "truediv", "floordiv", "mod", "and", "or", "x
                         "rsub", "bitwise_and", "bitwise_or", "bitwise_not"))
 
 
+def _unary(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(EdgeValue, f"__{name}__", lambda self: self._made(name, function, (self,), {}))
+
+
 def _binary(name: str) -> None:
     function = getattr(operator, name)
     torchs = name_of(function)
@@ -436,12 +446,10 @@ def _binary(name: str) -> None:
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "eq",
               "ne", "lt", "le", "gt", "ge"):
     _binary(_name)
-for _name in ("invert", "neg"):
-    setattr(EdgeValue, f"__{_name}__",
-            lambda self, _of=getattr(operator, _name), _name=_name: self._made(_name, _of, (self,),
-                                                                               {}))
 for _name in ("add", "sub", "mul", "truediv"):
     setattr(EdgeValue, f"__i{_name}__", lambda self, other, _name=_name: self.overwritten(
         {"truediv": "div"}.get(_name, _name),
         getattr(Tensor, {"truediv": "div_"}.get(_name, f"{_name}_")), self, other))
+_unary("invert")
+_unary("neg")
 EdgeValue.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -65,10 +65,14 @@ class NodeCount(RowCount):
     def __eq__(self, other: Any) -> bool:
         if self.of_all and type(other) is NodeCount and other.of_all:
             return True
+        if getattr(type(other), "of_edges", False):
+            return NotImplemented
         return not self > other
 
     def __gt__(self, of: Any) -> bool:
         """Whether there are nodes: none would not be followed; or more than ids name."""
+        if getattr(type(of), "of_edges", False):
+            return NotImplemented
         if not self.of_all or type(of) is int and of != 0 or type(of) not in (int, Special):
             raise Unseen
         return type(of) is int or other("layer.conditions").more_than_ids(of)
@@ -159,6 +163,10 @@ class Steps:
     def at_end(self, value: NodeValue, end: str) -> pointwise.Rows:
         """The values as rows at this end of the edges."""
         return other("nodes.reduced").at_end(value, end)
+
+    def picked(self, value: NodeValue, index: Special) -> pointwise.Rows:
+        """Each edge's row of the values, by an index."""
+        return self.at_end(value, index.end)
 
     def _check(self, value: Any) -> None:
         if isinstance(value, (tuple, list)):

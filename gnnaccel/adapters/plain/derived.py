@@ -24,6 +24,7 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 _LISTS = 16
+_LOOKS = 4 * _LISTS
 _OTHER = reason("GA211", "what its forward makes of its edges is of another kind")
 _CAPTURED = reason("GA204", "a list of edges that its forward makes, while calls are captured")
 
@@ -40,9 +41,9 @@ class List:
 
 
 class Results(list):
-    """The results of a call. ``graphs``: of all its lists of edges."""
+    """The results of a call. ``graphs``: of its lists of edges after the first."""
 
-    graphs: list[OpGraph]
+    graphs: list[Any]
 
 
 class Derived:
@@ -56,6 +57,7 @@ class Derived:
         self.program, self.flipped = Program(given.values, given.nodes, device), ways.flipped
         self.lists = [List() for _ in range(ways.first + 1)]
         self._met, self._first = 0, ways.first
+        self._looks: int | None = _LOOKS
         self.at_edges: set[int] = set()
         self.at_nodes: set[int] = set()
         self.over: list[Any] = []
@@ -93,9 +95,17 @@ class Derived:
             if edges is None or edges.shape[1] < 2 or edges.device != given.edge_index.device or (
                 any(results[row].shape[:1] != edges.shape[1:] for row in one.rows)):
                 return _OTHER
+            if self._counts_from_behind(edges):
+                return _OTHER
             found.append(edges)
             made.graphs.append(self._graph(at, edges, given.nodes) if at else None)
         return given._replace(edge_index=found[0])
+
+    def _counts_from_behind(self, edges: Tensor) -> bool:
+        """Whether a list has negative ids. The device is asked for some of the first lists."""
+        if self._looks:
+            self._looks = self._looks - 1 if int(edges.amin()) >= 0 else None
+        return self._looks is None
 
     def _graph(self, at: int, edges: Tensor, nodes: int) -> OpGraph:
         """The graph of the list with this number."""

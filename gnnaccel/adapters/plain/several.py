@@ -132,7 +132,7 @@ class OfDerived(Forward):
         message = expressing.found(src, None)
         if message is None:
             raise Unseen
-        once = OverList(at, message.reduced_by((reduce,)), reduce)  # type: ignore[arg-type]
+        once = OverList(at, message.reduced_by((reduce,)), reduce)
         self.derived.over.append(once)
         roots = tuple(dict.fromkeys(root for leaf in leaves(src.alone().tree)
                                     for root in leaf.roots))

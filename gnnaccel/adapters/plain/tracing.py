@@ -103,7 +103,8 @@ def found(module: Any, function: types.FunctionType, given: Given) -> Found | No
     if kept.made >= _MOST:
         return None
     kept.made += 1
-    guards, result = _either_way(module, function, given, _MANNER)
+    guards, result = (guarded.Guards({}), None) if given.others else (
+        _either_way(module, function, given, _MANNER))
     if result is None:
         guards, result = _either_way(module, function, given, _OF_DERIVED)
     kept.traces[:] = [(key, guards, result),
@@ -125,11 +126,12 @@ class _OtherWay(NamedTuple):
     ways: Ways
 
 
-def _either_way(*how: Any) -> tuple[guarded.Guards, Any]:
+def _either_way(module: Any, function: types.FunctionType, given: Given,
+                manner: tracing.Manner) -> tuple[guarded.Guards, Any]:
     """`_traced`, with the edges to either of their ends."""
     ways = Ways()
     while True:
-        guards, result = _traced(*how, ways)
+        guards, result = _traced(module, function, given, manner, ways)
         if type(result) is not _OtherWay:
             return guards, result
         ways = result.ways

@@ -162,7 +162,8 @@ class Program:
             one.is_inference() for one in tensors.values()) or self._found(values, call):
             return
         refs = [(one, TensorRef(tensor)) for one, tensor in tensors.items()]
-        self._kept[:] = [(refs, call, {at: results[at] for at in settled}), *self._kept][:_KEPT]
+        alive = [one for one in self._kept if all([ref() is not None for _, ref in one[0]])]
+        self._kept[:] = [(refs, call, {at: results[at] for at in settled}), *alive][:_KEPT]
 
 
 def _argument(values: dict[str, Any], name: str, part: int | None) -> Any:

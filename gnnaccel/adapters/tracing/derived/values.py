@@ -452,4 +452,4 @@ for _name in ("add", "sub", "mul", "truediv"):
         getattr(Tensor, {"truediv": "div_"}.get(_name, f"{_name}_")), self, other))
 _unary("invert")
 _unary("neg")
-EdgeValue.__hash__ = object.__hash__  # type: ignore[method-assign]
+EdgeValue.__hash__ = object.__hash__  # type: ignore  # which comparisons take away

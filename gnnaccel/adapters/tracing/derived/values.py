@@ -90,7 +90,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _comparing(_name)
 
 
-class Mixed(Exception):
+class Mixed(Unseen):
     """There is something else among arguments."""
 
 

@@ -151,7 +151,34 @@ def rounds_over_two(self, x, edge_index, w, kind, mask):
     return self.summed(x, more, torch.sigmoid(self.lin(h)[more[0]]) * h[more[1]])
 
 
-TAKEN = [loops, weighted_loops, loops_by_pyg, both_ways, both_ends_apart, masked, in_order, turned,
+def rounds_together(self, x, edge_index, w, kind, mask):
+    """The mean of all rounds, in a new first dimension, and all of them in another."""
+    src, dst = edge_index
+    norm, found = norms(edge_index, x.size(0), w), [self.lin(x)]
+    for _ in range(2):
+        found.append(torch.zeros_like(x).index_add_(0, dst, norm.unsqueeze(-1) * found[-1][src]))
+    return torch.stack(found).mean(dim=0), torch.stack(found, 1), torch.stack(found, -1).sum(-1)
+
+
+def index_laid_in_the_middle(self, x, edge_index, w, kind, mask):
+    h, index = self.lin(x).unsqueeze(1), edge_index[1].unsqueeze(-1).expand(-1, 8)
+    return torch.zeros_like(h).scatter_add_(0, index.unsqueeze(1), h[edge_index[0]].tanh())
+
+
+def both_ends_in_rounds(self, x, edge_index, w, kind, mask):
+    """The same messages are summed at both ends, and the mean goes on."""
+    src, dst = edge_index
+    for _ in range(2):
+        messages = self.lin(x)[src].tanh() * w.unsqueeze(-1) - x[dst]
+        total = torch.zeros_like(x).index_add_(0, dst, messages)
+        total = total + torch.zeros_like(x).index_add_(0, src, messages)
+        count = torch.zeros(len(x)).index_add_(0, dst, torch.ones_like(dst, dtype=x.dtype))
+        count.index_add_(0, src, torch.ones_like(src, dtype=x.dtype))
+        x = torch.relu(total / count.clamp(min=1).unsqueeze(-1))
+    return x
+
+
+TAKEN = [both_ends_in_rounds, rounds_together, index_laid_in_the_middle, loops, weighted_loops, loops_by_pyg, both_ways, both_ends_apart, masked, in_order, turned,
          softmax_by_hand, mean_by_hand, degrees_looked_up, relations, attention_by_relation,
          rounds_over_two]
 

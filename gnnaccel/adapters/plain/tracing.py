@@ -24,6 +24,7 @@ from gnnaccel.adapters.plain.steps import Forward, Ways
 from gnnaccel.adapters.pyg.propagate import aggregates, generated
 from gnnaccel.adapters.tracing import manners, tracing
 from gnnaccel.adapters.tracing.attention.traced import Param
+from gnnaccel.adapters.tracing.derived import names as edge_names
 from gnnaccel.adapters.tracing.derived import values as of_edges
 from gnnaccel.adapters.tracing.expressed import Once
 from gnnaccel.adapters.tracing.layer import guarded
@@ -70,7 +71,7 @@ class Found(NamedTuple):
 
 _MANNER = tracing.Manner(_NAMES, manners.prepared, pointwise.rows, lambda out, layer: None, True,
                          functions=Forward, wholes=True)
-_OF_DERIVED = _MANNER._replace(names=_NAMES | of_edges.NAMES, functions=OfDerived)
+_OF_DERIVED = _MANNER._replace(names=_NAMES | edge_names.NAMES, functions=OfDerived)
 
 class _Kept:
     """The last traces of a module: (key, what was read, the `Found`). ``made``: how many there have

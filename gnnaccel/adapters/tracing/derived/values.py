@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.tracing.attention.traced import Param, Value, _call, name_of
+from gnnaccel.adapters.tracing.derived import operators
+from gnnaccel.adapters.tracing.derived.names import LAID, NAMES, STILL, WRITES
 from gnnaccel.adapters.tracing.derived.program import DERIVED, HERE, NODES, Place
 from gnnaccel.adapters.tracing.nodes.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.tracing.rows import pointwise
@@ -23,29 +25,6 @@ from gnnaccel.adapters.tracing.rows.standins import NUMBERS, Unseen
 from gnnaccel.adapters.tracing.rows.untold import Sequence
 from gnnaccel.adapters.tracing.rows.zero_rows import ZeroRows
 
-#: functions and methods of torch that may make some; none draws numbers
-NAMES = frozenset((
-    "cat", "concat", "hstack", "vstack", "stack", "flip", "fliplr", "index_select", "gather",
-    "sort", "argsort", "unique", "unique_consecutive", "nonzero", "where", "isin", "isfinite",
-    "isinf", "isnan", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
-    "logical_not", "logical_xor", "add", "sub", "mul", "div", "remainder", "fmod", "floor_divide",
-    "pow", "square", "sqrt", "rsqrt", "reciprocal", "exp", "log", "abs", "neg", "sign", "clamp",
-    "clamp_min", "clamp_max", "minimum", "maximum", "sum", "mean", "max", "min", "amax", "amin",
-    "any", "all", "cumsum", "bincount", "zeros_like", "ones_like", "full_like", "new_zeros",
-    "new_ones", "new_full", "new_tensor", "scatter_add", "scatter_reduce", "scatter", "index_add",
-    "index_fill", "masked_fill", "masked_select", "fill", "view", "reshape", "squeeze", "unsqueeze",
-    "flatten", "expand", "expand_as", "repeat", "repeat_interleave", "permute", "transpose", "t",
-    "contiguous", "clone", "detach", "long", "int", "float", "double", "bool", "to", "type_as",
-    "sin", "cos", "norm", "nan_to_num", "select", "narrow", "chunk", "split", "unbind", "cpu",
-    "cuda", "searchsorted", "arange", "zeros", "ones", "full", "argmax", "argmin", "topk", "roll",
-    "logical_and", "sigmoid", "tanh", "relu", "tensor_split", "count_nonzero", "diff"))
-_WRITES = frozenset(("add", "sub", "mul", "div", "clamp", "clamp_min", "pow", "masked_fill",
-                     "scatter_add", "index_add", "fill", "zero", "index_fill", "scatter_reduce",
-                     "reciprocal", "sqrt", "rsqrt"))
-#: views of an index of which indices of ends have the like
-_LAID = ("unsqueeze", "view", "reshape", "expand", "expand_as", "repeat")
-#: methods that give ids as they are
-_STILL = ("contiguous", "long", "to", "clone", "detach", "cpu", "cuda")
 _PLAIN = (*NUMBERS, str, type(None), torch.dtype, torch.device, type(Ellipsis))
 
 
@@ -56,10 +35,6 @@ class EdgeCount(RowCount):
 
     def __init__(self, steps: Any, at: int):
         self.steps, self.at = steps, at
-
-    def _asked(self, function: Callable, other: Any) -> bool:
-        """What a comparison gives, and has to give in each call."""
-        return call(self.steps, function, (self, other), {})
 
     def __index__(self) -> int:
         raise Unseen
@@ -81,7 +56,8 @@ def _counting(name: str) -> None:
 
 def _comparing(name: str) -> None:
     function = getattr(operator, name)
-    setattr(EdgeCount, f"__{name}__", lambda self, other: self._asked(function, other))
+    setattr(EdgeCount, f"__{name}__", lambda self, other: call(self.steps, function,
+                                                               (self, other), {}))
 
 
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
@@ -201,18 +177,15 @@ class EdgeValue(Value):
 
     @property
     def shape(self) -> tuple:
-        return self._sizes()
+        return self.size()
 
     @property
     def T(self) -> Any:
         return self.t()
 
-    def _sizes(self) -> tuple:
-        return Sequence([self.size(dim) for dim in range(self.value.dim())])
-
     def size(self, dim: Any = None) -> Any:
         if dim is None:
-            return self._sizes()
+            return Sequence([self.size(at) for at in range(self.value.dim())])
         if type(dim) is not int:
             raise Unseen
         size = call(self.steps, Tensor.size, (self, dim), {})
@@ -239,7 +212,7 @@ class EdgeValue(Value):
         return call(self.steps, Tensor.item, (self,), {})
 
     def __getattr__(self, name: str) -> Any:
-        if name.removesuffix("_") in _WRITES and name.endswith("_"):
+        if name.removesuffix("_") in WRITES and name.endswith("_"):
             return functools.partial(self.overwritten, name[:-1], getattr(Tensor, name), self)
         if name not in NAMES:
             raise Unseen
@@ -258,7 +231,7 @@ class EdgeValue(Value):
 
     def _made(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         """What an operation of torch gives, of such alone or of features, too."""
-        if name not in NAMES and name not in _OPERATORS:
+        if name not in NAMES and name not in operators.NAMES:
             return self._among(name, function, args, kwargs)
         try:
             result = call(self.steps, function, args, kwargs)
@@ -272,9 +245,9 @@ class EdgeValue(Value):
         """Note where a result is an index as it was, or in other dimensions."""
         if self.value.dtype is not torch.int64 or result.value.dtype is not torch.int64:
             return
-        if name in _STILL:
+        if name in STILL:
             result.key, result.laid = self.key, self.laid
-        elif name in _LAID and not kwargs or name == "getitem" and args[0] == (slice(None), None):
+        elif name in LAID and not kwargs or name == "getitem" and args[0] == (slice(None), None):
             result.laid = self, name, args
         elif name == "select" and len(args) == 2 and args[0] == 0:
             self._end(result, args[1])
@@ -316,7 +289,7 @@ class EdgeValue(Value):
         return call(self.steps, bool, (self,), {})
 
     def overwritten(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        if name not in _WRITES and name != "setitem" or not args or args[0] is not self:
+        if name not in WRITES and name != "setitem" or not args or args[0] is not self:
             raise Unseen
         try:
             result = call(self.steps, function, args, kwargs, self.at)
@@ -332,7 +305,7 @@ class EdgeValue(Value):
 
     def _among(self, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on features and on such rows."""
-        if self.value.dtype is torch.int64 and name in _LAID and args[0] is self:
+        if self.value.dtype is torch.int64 and name in LAID and args[0] is self:
             return getattr(self.ids(), name)(*[RowCount() if type(one) is EdgeCount else one
                                                for one in args[1:]])
         if name in ("index_select", "gather") and len(args) == 3 and isinstance(args[2], EdgeValue):
@@ -423,33 +396,4 @@ def _of_edges(value: Any) -> Iterator[EdgeValue]:
             yield from _of_edges(one)
 
 
-#: Python's operators, by torch's names
-_OPERATORS = frozenset(("getitem", "truediv", "floordiv", "mod", "and", "or", "xor", "invert",
-                        "rsub", "bitwise_and", "bitwise_or", "bitwise_not"))
-
-
-def _unary(name: str) -> None:
-    function = getattr(operator, name)
-    setattr(EdgeValue, f"__{name}__", lambda self: self._made(name, function, (self,), {}))
-
-
-def _binary(name: str) -> None:
-    function = getattr(operator, name)
-    torchs = name_of(function)
-    setattr(EdgeValue, f"__{name.strip('_')}__",
-            lambda self, other: self._made(torchs, function, (self, other), {}))
-    if name not in ("eq", "ne", "lt", "le", "gt", "ge"):
-        setattr(EdgeValue, f"__r{name.strip('_')}__",
-                lambda self, other: self._made(torchs, function, (other, self), {}))
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "eq",
-              "ne", "lt", "le", "gt", "ge"):
-    _binary(_name)
-for _name in ("add", "sub", "mul", "truediv"):
-    setattr(EdgeValue, f"__i{_name}__", lambda self, other, _name=_name: self.overwritten(
-        {"truediv": "div"}.get(_name, _name),
-        getattr(Tensor, {"truediv": "div_"}.get(_name, f"{_name}_")), self, other))
-_unary("invert")
-_unary("neg")
-EdgeValue.__hash__ = object.__hash__  # type: ignore  # which comparisons take away
+operators.give(EdgeValue)

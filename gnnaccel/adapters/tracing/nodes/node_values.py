@@ -153,7 +153,7 @@ class Steps:
             function = torch.no_grad()(function)
         self.done.append((function, args, kwargs))
         of_nodes = meta.dim() and meta.shape[0] == ROWS
-        return NodeValue(self, meta, _rows_of((*args, *kwargs.values())) if of_nodes
+        return NodeValue(self, meta, _rows_of((*args, *kwargs.values()), self.square) if of_nodes
                          else ("", False))
 
     def effect(self, function: Callable, args: tuple, meta: Tensor) -> NodeValue:
@@ -243,11 +243,13 @@ def _as_now(value: Any) -> Any:
     return value.as_now() if type(value) is NodeValue else value
 
 
-def _rows_of(args: tuple) -> Any:
+def _rows_of(args: tuple, square: bool) -> Any:
     """The end whose nodes the rows of what is made of these belong to, and whether all of these
-    nodes have one."""
+    nodes have one. ``square``: both ends have the same nodes."""
     parts = [part for one in args for part in (one if isinstance(one, (tuple, list)) else (one,))]
     rows = {one.rows for one in parts if type(one) is NodeValue and one.of_nodes}
+    if square and rows and all(whole for end, whole in rows if end) and ("", False) not in rows:
+        return "i", True
     return rows.pop() if len(rows) == 1 else ("", False) if rows else ("i", True)
 
 

@@ -178,7 +178,16 @@ def both_ends_in_rounds(self, x, edge_index, w, kind, mask):
     return x
 
 
-TAKEN = [both_ends_in_rounds, rounds_together, index_laid_in_the_middle, loops, weighted_loops, loops_by_pyg, both_ways, both_ends_apart, masked, in_order, turned,
+def imports_inside(self, x, edge_index, w, kind, mask):
+    """A module of Python's that is not used, and a helper of the user's own."""
+    import bisect  # noqa: F401
+
+    from tests.plain.layers import segment_sum
+    messages = self.lin(x)[edge_index[0]].tanh() * w[:, None]
+    return segment_sum(messages, edge_index[1], x.size(0))
+
+
+TAKEN = [imports_inside, both_ends_in_rounds, rounds_together, index_laid_in_the_middle, loops, weighted_loops, loops_by_pyg, both_ways, both_ends_apart, masked, in_order, turned,
          softmax_by_hand, mean_by_hand, degrees_looked_up, relations, attention_by_relation,
          rounds_over_two]
 

@@ -257,14 +257,14 @@ class GraphFunctions(Steps):
     # --- which functions --------------------------------------------------------------------------
 
     def imported(self, name: str) -> Any:
-        """Stand-in for a module that a function imports by itself; None for others."""
+        """Stand-in for a module that a function imports itself; None of others not there yet."""
         module = sys.modules.get(name)
         self.watched.append((sys.modules, name, module))
         if module is None or module is math:
-            return module
+            return module or (Special("") if name in sys.stdlib_module_names else None)
         if any(module is one for one in naming.MODULES):
             return zero_rows.Torch(module, self.names)
-        return self.instead(module)
+        return self.instead(module) or Special("")  # which refuses to be asked for anything
 
     def instead(self, value: Any) -> Any:
         """Stand-in for a global value: itself, where it is a number; None for what is not

@@ -184,7 +184,8 @@ def imports_inside(self, x, edge_index, w, kind, mask):
 
     from tests.plain.layers import segment_sum
     messages = self.lin(x)[edge_index[0]].tanh() * w[:, None]
-    return segment_sum(messages, edge_index[1], x.size(0))
+    total = torch.zeros_like(x).index_add_(0, edge_index[0], messages)
+    return segment_sum(messages, edge_index[1], x.size(0)) + total
 
 
 TAKEN = [imports_inside, both_ends_in_rounds, rounds_together, index_laid_in_the_middle, loops, weighted_loops, loops_by_pyg, both_ways, both_ends_apart, masked, in_order, turned,

@@ -83,18 +83,6 @@ class Catches(Base):
             return x * 0
 
 
-class OtherEdges(Base):
-    def forward(self, x, edge_index):
-        kept = edge_index[:, edge_index[0] != edge_index[1]]
-        return self.summed(x, kept, x[kept[0]])
-
-
-class Loops(Base):
-    def forward(self, x, edge_index):
-        loops = torch.arange(x.size(0)).expand(2, -1)
-        return super().forward(x, torch.cat([edge_index, loops], 1))
-
-
 class Slices(Base):
     def forward(self, x, edge_index):
         return super().forward(x, edge_index)[:7]
@@ -118,8 +106,8 @@ class Overwrites(Base):
         return out + 0 * torch.zeros_like(x).index_add_(0, edge_index[1], x[edge_index[0]])
 
 
-NATIVE = [Counts, Keeps, Logs, Prints, WritesBuffer, Branches, Catches, OtherEdges, Loops,
-          Slices, Overwrites]
+NATIVE = [Counts, Keeps, Logs, Prints, WritesBuffer, Branches, Catches, Slices,
+          Overwrites]
 
 
 @pytest.fixture

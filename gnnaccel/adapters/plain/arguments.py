@@ -25,7 +25,7 @@ class Given(NamedTuple):
     no part of the list of edges, and of numbers of nodes; ``ends``: the names of the arguments that
     are that list: one, or two of its ends; ``turned``: whether it has a row for each edge;
     ``edge_index``: the list as a tensor [2, E]; ``nodes``: how many there are; ``key``: all that a
-    trace depends on of them."""
+    trace depends on of them; ``others``: the names of other lists, whose edges are others."""
 
     values: dict[str, Any]
     kinds: dict[str, str]
@@ -34,6 +34,7 @@ class Given(NamedTuple):
     edge_index: Tensor
     nodes: int
     key: tuple
+    others: tuple[str, ...] = ()
 
 
 def given(values: dict[str, Any]) -> Given | Reason:
@@ -41,8 +42,9 @@ def given(values: dict[str, Any]) -> Given | Reason:
     found = _edges(values)
     if type(found) is Reason:
         return found
-    edge_index, ends, turned = found
+    edge_index, ends, turned, others = found
     edges, rows = edge_index.shape[1], set()
+    lengths = {edges, *[values[name].shape[1] for name in others]}
     kinds: dict[str, str] = {}
     form: list[tuple] = []
     for name, value in values.items():
@@ -51,12 +53,16 @@ def given(values: dict[str, Any]) -> Given | Reason:
             continue
         if type(value) in PLAIN:
             continue
+        if name in others:
+            kinds[name] = EDGES
+            form.append((name, "list"))
+            continue
         if (type(value) not in ORDINARY or value.layout is not torch.strided or value.is_meta
             or value.is_nested):
             return reason("GA206", f"{name} is a {type(value).__name__}")
         if value.device != edge_index.device:
             return reason("GA206", f"{name} and the edges are on several devices")
-        kinds[name] = kind = (ONE if not value.dim() else EDGES if value.shape[0] == edges
+        kinds[name] = kind = (ONE if not value.dim() else EDGES if value.shape[0] in lengths
                               else NODES)
         if kind is NODES:
             rows.add(value.shape[0])
@@ -69,11 +75,14 @@ def given(values: dict[str, Any]) -> Given | Reason:
             if type(value) is int and value == nodes:
                 kinds[name], value = COUNT, None
             form.append((name, type(value), value))
-    return Given(values, kinds, ends, turned, edge_index, nodes, (ends, turned, *form))
+    return Given(values, kinds, ends, turned, edge_index, nodes, (ends, turned, *form),
+                 others)
 
 
-def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...], bool] | Reason:
-    """The list of edges as a tensor [2, E], the arguments that it is, and whether it is turned:
+def _edges(values: dict[str, Any]) -> (
+    tuple[Tensor, tuple[str, ...], bool, tuple[str, ...]] | Reason):
+    """The list of edges as a tensor [2, E], the arguments that it is, whether it is turned, and
+    others that are such lists:
     such a tensor, a pair of tensors [E], two arguments that are such tensors, or a tensor [E, 2].
     Not of int32, over which gradients of torch's own ``scatter_add_`` are others."""
     tensors, lists, ends, rows = [], [], [], []
@@ -90,20 +99,21 @@ def _edges(values: dict[str, Any]) -> tuple[Tensor, tuple[str, ...], bool] | Rea
                         rows.append(name)
         elif (kind is list or kind is tuple) and len(value) == 2 and all(map(_is_end, value)):
             lists.append(name)
-    if len(tensors) + len(lists) > 1:
+    if len(lists) > 1 or lists and tensors:
         return reason("GA204", "several arguments may be the list of edges")
     if tensors:
-        return values[tensors[0]], (tensors[0],), False
+        return values[tensors[0]], (tensors[0],), False, tuple(tensors[1:])
     if lists:
         pair, names = values[lists[0]], tuple(lists)
     elif len(ends) == 2:
         pair, names = [values[name] for name in ends], tuple(ends)
     else:
-        return (pairs.turned(values[rows[0]]), (rows[0],), True) if len(rows) == 1 else NO_EDGES
+        return (pairs.turned(values[rows[0]]), (rows[0],), True, ()) if len(rows) == 1 else (
+            NO_EDGES)
     if (pair[0].shape, pair[0].dtype, pair[0].device) != (
         pair[1].shape, pair[1].dtype, pair[1].device):
         return reason("GA204", "the ends of the edges are of several lengths or kinds")
-    return pairs.stacked(*pair), names, False
+    return pairs.stacked(*pair), names, False, ()
 
 
 def _is_end(value: Any) -> bool:

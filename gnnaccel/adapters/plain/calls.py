@@ -18,6 +18,7 @@ from gnnaccel.adapters.plain.signature import Signature
 from gnnaccel.adapters.pyg.propagate import (aggregates, calls, completing, generated,
                                               new_graphs_native, repeated_calls)
 from gnnaccel.adapters.pyg.propagate.reading import Read
+from gnnaccel.adapters.tracing.derived.program import DERIVED
 from gnnaccel.adapters.tracing.expressed import CallArguments
 from gnnaccel.cuda.runtime import capture, driver
 from gnnaccel.dispatch.generated.messages import Generated
@@ -168,8 +169,10 @@ def _remember(module: Any, given: arguments.Given, call: Read, decision: Decisio
               config: Config) -> None:
     """Keep a call for those that repeat it."""
     memory = layer_memory.of(module)
+    given.values.pop(DERIVED, None)
     if decision.run is not None:
-        if call.graph.built is None or not memory.keeps(call.graph.built):
+        known: Any = call.known
+        if call.graph.built is None or not memory.keeps(call.graph.built) or known.derived:
             return
         kept: Any = Repeated(type(module), given, call, decision, config)
     elif config.on_fallback == "native":
@@ -195,9 +198,18 @@ def read(module: Any, function: types.FunctionType, given: Any) -> Read | Reason
     if not generated.serves(values):
         return reason("GA401")
     found = tracing.found(module, function, given)
+    if found is not None and found.derived is not None:
+        given = found.derived.of_call(given)
+        if type(given) is Reason:
+            return given
+        edge_index = given.edge_index
     x = None if found is None else _source(given, found)
     if found is None or x is None:
         return reason("GA211", _NOT_FOLLOWED)
+    if found.derived is not None:
+        why = found.derived.unfit(module, given, values[x])
+        if why is not None:
+            return why
     sources = _sources(given, found)
     if sources is None or tracing.counts_from_behind(module, edge_index):
         return reason("GA204", "there may be ids of no node, or negative ones")

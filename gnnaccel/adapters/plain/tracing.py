@@ -16,21 +16,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.plain import derived
 from gnnaccel.adapters.plain.arguments import COUNT, EDGES, NODES, ONE, Given
-from gnnaccel.adapters.plain.effects import NodeEffect, settled
+from gnnaccel.adapters.plain.effects import settled
+from gnnaccel.adapters.plain.several import OfDerived
+from gnnaccel.adapters.plain.steps import Forward, Ways
 from gnnaccel.adapters.pyg.propagate import aggregates, generated
 from gnnaccel.adapters.tracing import manners, tracing
 from gnnaccel.adapters.tracing.attention.traced import Param
+from gnnaccel.adapters.tracing.derived import names as edge_names
+from gnnaccel.adapters.tracing.derived import values as of_edges
 from gnnaccel.adapters.tracing.expressed import Once
-from gnnaccel.adapters.tracing.graph_functions import GraphFunctions
 from gnnaccel.adapters.tracing.layer import guarded
 from gnnaccel.adapters.tracing.layer.traced_layer import Layer
-from gnnaccel.adapters.tracing.nodes import node_values, reduced
+from gnnaccel.adapters.tracing.nodes import node_values
 from gnnaccel.adapters.tracing.nodes.node_values import NodeCount, NodeValue
-from gnnaccel.adapters.tracing.nodes.nodes_read import node_rows
 from gnnaccel.adapters.tracing.nodes.straight import combined
 from gnnaccel.adapters.tracing.noted import followed, notes
-from gnnaccel.adapters.tracing.rows import pieces, pointwise, zero_rows
+from gnnaccel.adapters.tracing.rows import pointwise, zero_rows
 from gnnaccel.adapters.tracing.rows.row_count import ROWS, RowCount
 from gnnaccel.adapters.tracing.rows.specials import Special, Turned
 from gnnaccel.adapters.tracing.rows.standins import Unseen
@@ -49,7 +52,7 @@ class Found(NamedTuple):
     ``reduces``; ``sizes``, ``sized``: as of `GraphFunctions`; ``flipped``: whether the edges go to
     the first of their ends; ``sends``: whether rows of nodes are picked at the other end, so that
     it has no ids beyond; ``combine``: the result, of those of the reductions and the arguments of a
-    call."""
+    call; ``derived``: how it makes the list of edges, if not the one given is it."""
 
     trace: tracing.Trace
     messages: tuple[generated.Message, ...]
@@ -59,80 +62,16 @@ class Found(NamedTuple):
     flipped: bool
     sends: bool
     combine: Callable[[list[Tensor], dict], Any]
+    derived: derived.Derived | None = None
 
     def result(self, out: Any, kwargs: dict) -> Any:
         """The result of the module, of that of its aggregations."""
         return self.combine(out if type(out) is list else [out], kwargs)
 
 
-class Forward(GraphFunctions):
-    """The `Steps` of one run of a ``forward``. ``gathered``: the ends of the edges that have rows
-    of arguments, by the names of these; ``by_source``: whether something was to be reduced by the
-    end that the edges are taken to come from; ``sends``: as of `Found`; ``reached``: the values
-    per node of which messages are made."""
-
-    square = counts_results = wholes = True
-    by_source = sends = False
-
-    def __init__(self, layer: Layer):
-        super().__init__(layer)
-        self.gathered: dict[tuple[str, str], pointwise.Rows] = {}
-        self.reached: list[NodeValue] = []
-        self._given: dict[int, str] = {}  # names of arguments, by the places of their steps
-        self._picked: dict[tuple[int, str], pointwise.Rows] = {}
-
-    def argument(self, name: str, meta: Tensor) -> NodeValue:
-        """The stand-in for an argument with a row for each node."""
-        rows = pointwise.rows("i", itemgetter(name), meta, name)
-        self._given[len(self.done)] = name
-        self.done.append((_itself, (node_values.Given(rows, itemgetter(name), name),), {}))
-        return NodeValue(self, meta)
-
-    def at_end(self, value: NodeValue, end: str) -> pointwise.Rows:
-        """Each edge's row of values per node; of an argument as it is the argument's."""
-        key = value.at, end
-        self.sends |= end == "j"
-        self.reached.append(value.as_now())
-        if key not in self._picked:
-            name = self._given.get(value.at)
-            if name is None:
-                with torch.enable_grad():  # it is kept, for where gradients are on
-                    self._picked[key] = reduced.at_end(value, end)
-            else:
-                rows = pointwise.rows(end, node_rows(itemgetter(name), end), value.meta,
-                                      f"nodes.{name}")
-                self._picked[key] = self.gathered[name, end] = rows
-        rows = self._picked[key]
-        return pieces.recorded(pointwise.Rows(rows.tree, rows.meta))
-
-    def effect(self, function: Callable, args: tuple, meta: Tensor) -> NodeValue:
-        result = self.made(function, args, {}, meta)
-        NodeEffect(result)
-        result.alone = True
-        return result
-
-    def scatter(self, src: Any, index: Any, dim: Any = 0, dim_size: Any = None,
-                reduce: Any = "sum") -> Any:
-        self.by_source |= type(index) is Special and index.end == "j"
-        return super().scatter(src, index, dim, dim_size, reduce)
-
-    def into(self, number: float, src: Any, index: Any, *rest: Any) -> Any:
-        self.by_source |= type(index) is Special and index.end == "j"
-        return super().into(number, src, index, *rest)
-
-    def softmax(self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None,
-                dim: Any = 0) -> Any:
-        if type(index) is Special and self._counts(num_nodes, index.end):
-            num_nodes = None  # which gives the same
-        return super().softmax(src, index, ptr, num_nodes, dim)
-
-
-def _itself(t: Tensor) -> Tensor:
-    return t
-
-
 _MANNER = tracing.Manner(_NAMES, manners.prepared, pointwise.rows, lambda out, layer: None, True,
                          functions=Forward, wholes=True)
+_OF_DERIVED = _MANNER._replace(names=_NAMES | edge_names.NAMES, functions=OfDerived)
 
 class _Kept:
     """The last traces of a module: (key, what was read, the `Found`). ``made``: how many there have
@@ -165,9 +104,10 @@ def found(module: Any, function: types.FunctionType, given: Given) -> Found | No
     if kept.made >= _MOST:
         return None
     kept.made += 1
-    guards, result = _traced(module, function, given, False)
-    if result is _OTHER_WAY:
-        guards, result = _traced(module, function, given, True)
+    guards, result = (guarded.Guards({}), None) if given.others else (
+        _either_way(module, function, given, _MANNER))
+    if result is None:
+        guards, result = _either_way(module, function, given, _OF_DERIVED)
     kept.traces[:] = [(key, guards, result),
                       *(one for one in kept.traces if one[0] != key)][:_TRACES]
     return result
@@ -181,13 +121,28 @@ def counts_from_behind(module: Any, edge_index: Tensor) -> bool:
     return kept.graphs is None
 
 
-_OTHER_WAY: Any = object()  # in place of a result: the module sums by the other end
+class _OtherWay(NamedTuple):
+    """In place of a result: the ``ways`` in which the module may be followed."""
+
+    ways: Ways
 
 
-def _traced(module: Any, function: types.FunctionType, given: Given,
-            flipped: bool) -> tuple[guarded.Guards, Any]:
+def _either_way(module: Any, function: types.FunctionType, given: Given,
+                manner: tracing.Manner) -> tuple[guarded.Guards, Any]:
+    """`_traced`, with the edges to either of their ends."""
+    ways = Ways()
+    while True:
+        guards, result = _traced(module, function, given, manner, ways)
+        if type(result) is not _OtherWay:
+            return guards, result
+        ways = result.ways
+
+
+def _traced(module: Any, function: types.FunctionType, given: Given, manner: tracing.Manner,
+            ways: Ways) -> tuple[guarded.Guards, Any]:
     """What was read in a run on stand-ins, and the `Found`, None where it is not followed."""
-    (layer, result), notes = followed(lambda: _run(module, function, given, flipped), given.values)
+    (layer, result), notes = followed(lambda: _run(module, function, given, manner, ways),
+                                      given.values)
     guards = guarded.Guards(layer._traced_read, (), tuple(layer._traced_watched))
     if isinstance(result, Found):
         result = result._replace(trace=_trace(result.messages, given, layer._traced_functions,
@@ -195,27 +150,29 @@ def _traced(module: Any, function: types.FunctionType, given: Given,
     return guards, result
 
 
-def _run(module: Any, function: types.FunctionType, given: Given,
-         flipped: bool) -> tuple[Layer, Any]:
+def _run(module: Any, function: types.FunctionType, given: Given, manner: tracing.Manner,
+         ways: Ways) -> tuple[Layer, Any]:
     """One run on stand-ins: that of the module, and as of `_traced`."""
-    layer = Layer(module, _MANNER)
+    layer = Layer(module, manner)
     layer._traced_special.clear()  # stand-ins are told by what they are, not by names
     steps: Forward = layer._traced_functions
     notes().wholes = True
     try:
-        arguments = _stand_ins(steps, given, flipped)
+        arguments = _stand_ins(steps, given, ways)
         out = layer._traced_method(function)(**arguments)
-        if not steps.reductions and steps.by_source and not flipped:
-            return layer, _OTHER_WAY
-        return layer, _found(out, module, steps, arguments, flipped)
+        others = steps.other_ways(ways, out)
+        return layer, (_found(out, module, steps, arguments, 0 in ways.flipped) if others is None
+                       else _OtherWay(others))
     except tracing.ENDS:
-        return layer, _OTHER_WAY if steps.by_source and not flipped else None
+        others = steps.other_ways(ways)
+        return layer, None if others is None else _OtherWay(others)
 
 
 def _trace(messages: Any, given: Given, steps: Forward, notes: Any,
            guards: guarded.Guards) -> tracing.Trace:
     """What was read, in the form of that of a message."""
-    edges = tuple(name for name, kind in given.kinds.items() if kind is EDGES)
+    edges = () if isinstance(steps, OfDerived) else tuple(
+        name for name, kind in given.kinds.items() if kind is EDGES)
     whole = tuple((name, given.values[name].shape) for name, kind in given.kinds.items()
                   if kind is ONE)
     return tracing.Trace(
@@ -226,15 +183,14 @@ def _trace(messages: Any, given: Given, steps: Forward, notes: Any,
         conditions=tuple(notes.conditions or ()))
 
 
-def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
+def _stand_ins(steps: Forward, given: Given, ways: Ways) -> dict[str, Any]:
     """What stands for the arguments."""
-    ends = [Special(name, (), steps) for name in ("edge_index_j", "edge_index_i")]
-    for one in ends:
-        object.__setattr__(one, "steps", steps)
-    if flipped:
-        ends.reverse()
+    ends = steps.new_ends(0 in ways.flipped)
     stand_ins: dict[str, Any] = dict(given.values)
-    if len(given.ends) == 2:
+    if isinstance(steps, OfDerived):
+        steps.begin(given, ways)
+        stand_ins.update(derived.stand_ins(steps, given))
+    elif len(given.ends) == 2:
         stand_ins.update(zip(given.ends, ends))
     else:
         value = given.values[given.ends[0]]
@@ -246,6 +202,8 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
         value = given.values[name]
         if kind is COUNT:
             stand_ins[name] = NodeCount(steps.argument(some, _looks(given.values[some])))
+        elif kind is EDGES and isinstance(steps, OfDerived):
+            pass
         elif kind is EDGES:
             stand_ins[name] = pointwise.rows("e", itemgetter(name), _looks(value), name)
         elif kind is NODES:
@@ -253,6 +211,8 @@ def _stand_ins(steps: Forward, given: Given, flipped: bool) -> dict[str, Any]:
         else:
             make = itemgetter(name)
             stand_ins[name] = Param(make, torch.empty_like(value, device="meta"), (make,))
+    if isinstance(steps, OfDerived):
+        steps.some = stand_ins[some]
     return stand_ins
 
 
@@ -270,6 +230,7 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
            flipped: bool) -> Found:
     """A `Found` but for its trace, of what the module gives for its stand-ins."""
     result = aggregates.result_of(_as_given(out, arguments))
+    steps.check(out)
     late = settled(steps, notes().effects, steps.reached)
     places = sorted(steps.needed([result, *late]))
     reductions = [steps.reductions[place] for place in places]
@@ -282,7 +243,8 @@ def _found(out: Any, module: Any, steps: Forward, arguments: dict[str, Any],
         return of_reductions(aggregates.put_together(results, counts) if put else results, kwargs)
 
     return Found(None, messages, reduces,  # type: ignore[arg-type]  # the caller has the trace
-                 frozenset(steps.sizes), steps.sized, flipped, steps.sends, combine)
+                 frozenset(steps.sizes), steps.sized, flipped, steps.sends, combine,
+                 steps.derived if isinstance(steps, OfDerived) else None)
 
 
 def _edges(given: Any) -> int:
@@ -296,6 +258,8 @@ def _as_given(value: Any, arguments: dict[str, Any]) -> Any:
             return Once(itemgetter(name))
     if type(value) is RowCount:
         return Once(_edges)
+    if type(value) in (of_edges.EdgeValue, of_edges.EdgeCount):
+        return Once(value.steps.derived.returned(value.at))
     if type(value) in (tuple, list):
         return type(value)([_as_given(one, arguments) for one in value])
     if type(value) is dict:

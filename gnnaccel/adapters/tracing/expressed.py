@@ -28,15 +28,23 @@ KIND = object()  #: among the ``names`` of a `Leaf`: its rows are for some of th
 class CallArguments(dict):
     """The arguments of one call of ``propagate``. ``graph``: its edges; ``layer``: whose call it
     is; ``made``: what was computed of the arguments, each once, by what computes it; ``grad``:
-    whether autograd records; ``read``: as of `nodes_read.of_read`, once it was asked for."""
+    whether autograd records; ``read``: as of `nodes_read.of_read`, once it was asked for; ``over``:
+    a reference to those of the whole call, where these are for another list of edges than its."""
 
-    __slots__ = ("__weakref__", "graph", "grad", "layer", "made", "read")
+    __slots__ = ("__weakref__", "graph", "grad", "layer", "made", "over", "read")
 
     def __init__(self, arguments: dict, graph: OpGraph, layer: Any = None):
         super().__init__(arguments)
         self.graph, self.layer, self.grad = graph, layer, torch.is_grad_enabled()
         self.made: dict[Any, Any] = {}
         self.read: Any = None
+        self.over: Any = None
+
+
+def call_of(given: Any) -> Any:
+    """The arguments of the whole call."""
+    over = getattr(given, "over", None)
+    return given if over is None else over()
 
 
 class Once:

@@ -28,7 +28,7 @@ from gnnaccel.adapters.tracing.rows.specials import UP_TO_LAST, Along, Special
 from gnnaccel.adapters.tracing.rows.standins import Unseen
 from gnnaccel.dispatch.generated.tree import Number
 
-_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
+REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
             "amin": "min"}
 #: functions of torch_scatter, with the reduction that is in their names
 _OF_TORCH_SCATTER = {"scatter": None, "scatter_add": "sum", "scatter_sum": "sum",
@@ -61,31 +61,31 @@ class GraphFunctions(Steps):
         if type(index) is NodeValue:
             return node_wholes.scatter(src, index, dim, dim_size, reduce)
         if isinstance(src, stacks.Stacked):
-            return src.reduced(lambda rows: self.scatter(rows, _along(index, dim), 0, dim_size,
+            return src.reduced(lambda rows: self.scatter(rows, along(index, dim), 0, dim_size,
                                                          reduce), dim)
         if type(src) is Pile:
             return self._piled(lambda rows: self.scatter(rows, index, 0, dim_size, reduce), src,
                                dim)
-        index = _along(index, dim)
+        index = along(index, dim)
         if type(index) is Special and index.end == "j" and reduce in ("sum", "add"):
             return self.added(dim_size, src, index, dim)
-        _check_rows(src, index, dim)
-        if type(reduce) is not str or reduce not in _REDUCES:
+        check_rows(src, index, dim)
+        if type(reduce) is not str or reduce not in REDUCES:
             raise Unseen
         # on a GPU torch_scatter gives the gradient of equal numbers to one of them
-        if _is_torch_scatters() and _REDUCES[reduce] in ("max", "min"):
+        if is_torch_scatters() and REDUCES[reduce] in ("max", "min"):
             raise Unseen
         whole = self._check_size(dim_size)
         if type(src) is pointwise.Rows and type(src.tree) is Number:  # ones, to count edges
-            if _REDUCES[reduce] != "sum":
+            if REDUCES[reduce] != "sum":
                 raise Unseen
             counted = functools.partial(_sums, src.tree.value, src.meta)
             result = self.made(counted, (index, dim_size), {}, torch.empty_like(src.meta))
         elif src.meta.dim() == 1:  # as one channel
-            one: Any = self.reduced(src.unsqueeze(-1), _REDUCES[reduce])
+            one: Any = self.reduced(src.unsqueeze(-1), REDUCES[reduce])
             result = one.squeeze(-1).clone()
         else:
-            result = self.reduced(src, _REDUCES[reduce])
+            result = self.reduced(src, REDUCES[reduce])
         result.rows, result.alone = ("i", whole), True
         return result
 
@@ -147,13 +147,13 @@ class GraphFunctions(Steps):
         """A reduction by ``function`` itself, of rows written for each edge: equal numbers, or NaN,
         come out as that alone does it."""
         if isinstance(src, stacks.Stacked):
-            return src.reduced(lambda rows: self._by_itself(function, rows, _along(index, dim), 0,
+            return src.reduced(lambda rows: self._by_itself(function, rows, along(index, dim), 0,
                                                             dim_size), dim)
         if type(src) is Pile:
             return self._piled(lambda rows: self._by_itself(function, rows, index, 0, dim_size),
                                src, dim)
-        index = _along(index, dim)
-        _check_rows(src, index, dim)
+        index = along(index, dim)
+        check_rows(src, index, dim)
         if not (dim_size is None or type(dim_size) in (Special, NodeCount)):
             raise Unseen
         self._check_size(dim_size)
@@ -168,9 +168,9 @@ class GraphFunctions(Steps):
              with_number: bool) -> Any:
         """torch's ``scatter_reduce`` into ``count`` rows that are a ``number``."""
         least = -math.inf if reduce == "amax" else math.inf
-        if not _is_torch_scatters() and (not with_number or number == least):
+        if not is_torch_scatters() and (not with_number or number == least):
             found = self.scatter(src, index, dim, count, reduce)
-            args = found, _along(index, dim), count
+            args = found, along(index, dim), count
             result = self.made(functools.partial(_elsewhere, number), args, {}, found.meta)
             result.rows, result.alone = found.rows, True
             return result
@@ -256,14 +256,14 @@ class GraphFunctions(Steps):
     # --- which functions --------------------------------------------------------------------------
 
     def imported(self, name: str) -> Any:
-        """Stand-in for a module that a function imports by itself; None for others."""
+        """Stand-in for a module that a function imports itself; None of others not there yet."""
         module = sys.modules.get(name)
         self.watched.append((sys.modules, name, module))
         if module is None or module is math:
-            return module
+            return module or (Special("") if name in sys.stdlib_module_names else None)
         if any(module is one for one in naming.MODULES):
             return zero_rows.Torch(module, self.names)
-        return self.instead(module)
+        return self.instead(module) or Special("")  # which refuses to be asked for anything
 
     def instead(self, value: Any) -> Any:
         """Stand-in for a global value: itself, where it is a number; None for what is not
@@ -303,7 +303,7 @@ class GraphFunctions(Steps):
         return functools.partial(self.by_torch_scatter, value, _OF_TORCH_SCATTER[name])
 
 
-def _is_torch_scatters() -> bool:
+def is_torch_scatters() -> bool:
     """Whether PyG's ``scatter`` is that of torch_scatter."""
     return getattr(sys.modules.get("torch_geometric.typing"), "WITH_TORCH_SCATTER", False)
 
@@ -326,7 +326,7 @@ def _added(rows: Tensor, index: Tensor, count: int | None) -> Tensor:
     return rows.new_zeros(count, *rows.shape[1:]).index_add(0, index, rows)
 
 
-def _along(index: Any, dim: Any) -> Any:
+def along(index: Any, dim: Any) -> Any:
     """The index, of one that was laid along this dimension."""
     if type(index) is not Along:
         return index
@@ -373,7 +373,7 @@ def _counted(index: Any, num_nodes: Any = None) -> Any:
     return num_nodes
 
 
-def _check_rows(src: Any, index: Any, dim: Any) -> None:
+def check_rows(src: Any, index: Any, dim: Any) -> None:
     """Unseen for what is no reduction of rows over the edges that enter a node."""
     if not isinstance(src, pointwise.Rows) or type(index) is not Special or index.end != "i":
         raise Unseen

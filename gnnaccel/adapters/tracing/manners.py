@@ -1,6 +1,7 @@
 """What users' functions may name, and how they are made ready to run on stand-ins."""
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -65,8 +66,14 @@ def prepared(function: Any, layer: Layer) -> Any:
             return Special("")  # a branch that is not taken may name it
         return stands
 
+    def imported(name: str) -> Any:
+        stands, module = functions.imported(name), sys.modules.get(name)
+        if naming.is_users_module(module):
+            return layer._traced_global(function.__globals__, name, module)
+        return stands
+
     replacements = naming.globals_in_place(function, layer._traced_manner.names, instead,
-                                           None if functions is None else functions.imported)
+                                           None if functions is None else imported)
     return None if replacements is None else (
         naming.with_globals(function, replacements) if replacements else function)
 

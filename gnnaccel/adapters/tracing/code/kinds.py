@@ -49,6 +49,8 @@ class _OfInt(Kind):
     """Stand-in for `int`: of the largest id of an index it is that, as it is a whole number."""
 
     def __call__(self, *value: Any) -> Any:
+        if hasattr(type(value[0]), "as_int"):
+            return value[0].as_int()
         return value[0] if type(value[0]) in (Largest, LargestId) else int(*value)
 
 

@@ -105,7 +105,7 @@ def importing(function: types.FunctionType,
     names = [name for code in codes(function.__code__) for kind, name in _named(code)
              if kind == "IMPORT_NAME"]
     modules = {name: imported(name) for name in names}
-    if None in modules.values():
+    if any(one is None for one in modules.values()):
         return None
 
     def of(name: str, global_values: Any = None, local_values: Any = None, parts: Any = (),

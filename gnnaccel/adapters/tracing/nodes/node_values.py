@@ -65,10 +65,14 @@ class NodeCount(RowCount):
     def __eq__(self, other: Any) -> bool:
         if self.of_all and type(other) is NodeCount and other.of_all:
             return True
+        if getattr(type(other), "of_edges", False):
+            return NotImplemented
         return not self > other
 
     def __gt__(self, of: Any) -> bool:
         """Whether there are nodes: none would not be followed; or more than ids name."""
+        if getattr(type(of), "of_edges", False):
+            return NotImplemented
         if not self.of_all or type(of) is int and of != 0 or type(of) not in (int, Special):
             raise Unseen
         return type(of) is int or other("layer.conditions").more_than_ids(of)
@@ -160,7 +164,7 @@ class Steps:
             function = torch.no_grad()(function)
         self.done.append((function, args, kwargs))
         of_nodes = meta.dim() and meta.shape[0] == ROWS
-        return NodeValue(self, meta, _rows_of((*args, *kwargs.values())) if of_nodes
+        return NodeValue(self, meta, _rows_of((*args, *kwargs.values()), self.square) if of_nodes
                          else ("", False))
 
     def effect(self, function: Callable, args: tuple, meta: Tensor) -> NodeValue:
@@ -170,6 +174,10 @@ class Steps:
     def at_end(self, value: NodeValue, end: str) -> pointwise.Rows:
         """The values as rows at this end of the edges."""
         return other("nodes.reduced").at_end(value, end)
+
+    def picked(self, value: NodeValue, index: Special) -> pointwise.Rows:
+        """Each edge's row of the values, by an index."""
+        return self.at_end(value, index.end)
 
     def _check(self, value: Any) -> None:
         if isinstance(value, (tuple, list)):
@@ -241,11 +249,13 @@ def _as_now(value: Any) -> Any:
     return value.as_now() if type(value) is NodeValue else value
 
 
-def _rows_of(args: tuple) -> Any:
+def _rows_of(args: tuple, square: bool) -> Any:
     """The end whose nodes the rows of what is made of these belong to, and whether all of these
-    nodes have one."""
+    nodes have one. ``square``: both ends have the same nodes."""
     parts = [part for one in args for part in (one if isinstance(one, (tuple, list)) else (one,))]
     rows = {one.rows for one in parts if type(one) is NodeValue and one.of_nodes}
+    if square and rows and all(whole for end, whole in rows if end) and ("", False) not in rows:
+        return "i", True
     return rows.pop() if len(rows) == 1 else ("", False) if rows else ("i", True)
 
 
@@ -299,6 +309,8 @@ class NodeValue(Value):
 
     def __getitem__(self, place: Any) -> Any:
         first, *rest = place if type(place) is tuple and place else (place,)
+        if getattr(type(first), "of_edges", False):
+            first = first.ids()
         if type(first) is Special:
             return other("nodes.reduced").gathered(self, first, *rest)
         if self.steps.wholes and (not self.of_nodes or type(first) is NodeValue or place == -1):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.tracing.attention.traced import Param, Value, _call
-from gnnaccel.adapters.tracing.expressed import Once
+from gnnaccel.adapters.tracing.expressed import Once, call_of
 from gnnaccel.adapters.tracing.nodes.node_values import NodeCount, NodeValue
 from gnnaccel.adapters.tracing.nodes.nodes_read import as_given
 from gnnaccel.adapters.tracing.nodes.reduced import before, roots_of
@@ -97,7 +97,7 @@ def _parameter(value: Any) -> Any:
     value = value.as_now()
     value.steps.reached.append(value)
     once = Once(before(value.steps, value))
-    return Param(lambda given: once(as_given(given)), value.meta,
+    return Param(lambda given: once(call_of(as_given(given))), value.meta,
                  tuple(dict.fromkeys(roots_of(value.steps, value))), frozenset((once,)))
 
 

@@ -30,7 +30,7 @@ def at_end(value: NodeValue, end: str) -> pointwise.Rows:
     def make(given: Any) -> Tensor:
         if type(given) is OfRead:  # all nodes have a part in what is made of them together
             given = given.of_call()  # `as_given`, without its call
-        out = compute(given)
+        out = compute(given if given.over is None else given.over())
         missing = given.graph.rows("v" if end == "i" else "u") - out.shape[0]
         # nodes beyond have no edges
         return torch.cat([out, out.new_zeros(missing, *out.shape[1:])]) if missing else out
@@ -114,7 +114,7 @@ def gathered(value: NodeValue, index: Any, *channels: Any) -> pointwise.Rows:
     ``channels``: what is picked of each, where the index is the first of several."""
     if type(index) is not Special or not index.end or value.rows[0] == "":
         raise Unseen
-    rows = value.steps.at_end(value, index.end)
+    rows = value.steps.picked(value, index)
     if not channels:
         return rows
     if not all(one is None or one is Ellipsis or type(one) in (int, slice) for one in channels):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.tracing.attention.traced import Param, Value, _call
+from gnnaccel.adapters.tracing.later import other
 from gnnaccel.adapters.tracing.rows.channels import _dim
 from gnnaccel.adapters.tracing.rows.pieces import recorded
 from gnnaccel.adapters.tracing.rows.pointwise import NAMES, Rows, hold
@@ -20,6 +21,9 @@ from gnnaccel.adapters.tracing.rows.standins import Unseen
 
 def pile(parts: Any, dim: int = 0) -> Any:
     """Stand-in for ``torch.stack``: of channels they are side by side."""
+    of_nodes = other("nodes.node_values").NodeValue
+    if all(type(part) is of_nodes for part in parts):
+        return other("nodes.node_stacks").stacked(parts, dim)
     if not all(isinstance(part, Rows) for part in parts):
         raise Unseen
     parts = [recorded(part) for part in parts]

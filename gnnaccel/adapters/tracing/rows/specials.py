@@ -290,9 +290,12 @@ def _column(index: Special, name: str, *sizes: Any, before: tuple[int, ...] = ()
     """An index with more dimensions of one."""
     sizes = _one(sizes)
     if name == "unsqueeze":
-        if len(sizes) != 1 or sizes[0] not in (-1, 1 + len(before)):
+        count = len(before) + 2
+        if len(sizes) != 1 or type(sizes[0]) is not int or not -count <= sizes[0] < count or (
+            not sizes[0] % count):
             raise Unseen
-        return Spread(index, (*before, 1))
+        at = sizes[0] % count - 1
+        return Spread(index, (*before[:at], 1, *before[at:]))
     if len(sizes) < 2 or sizes[0] != -1 or any(one != 1 for one in sizes[1:]):
         raise Unseen
     return Spread(index, sizes[1:])

@@ -17,6 +17,7 @@ from gnnaccel.adapters.tracing.code import contexts, kinds, naming
 from gnnaccel.adapters.tracing.layer import devices
 from gnnaccel.adapters.tracing.nodes import node_wholes
 from gnnaccel.adapters.tracing.nodes.node_values import IN_NEW_MEMORY, NodeCount, NodeValue
+from gnnaccel.adapters.tracing.later import other
 from gnnaccel.adapters.tracing.noted import default_dtype, of_wholes
 from gnnaccel.adapters.tracing.rows import chosen, constants, pointwise
 from gnnaccel.adapters.tracing.rows.row_count import ROWS, RowCount
@@ -125,7 +126,9 @@ class ZeroRows(Value):
         self.__class__, self.__dict__ = NodeValue, result.__dict__  # type: ignore[assignment]
         return self  # type: ignore[return-value]
 
-    def _reduced(self, name: str, in_place: bool, *args: Any, **kwargs: Any) -> NodeValue:
+    def _reduced(self, name: str, in_place: bool, *args: Any, **kwargs: Any) -> Any:
+        if any(getattr(type(one), "of_edges", False) for one in (*args, *kwargs.values())):
+            return other("derived.reduced").into(self, name, in_place, args, kwargs)
         if any(type(one) is NodeValue for one in (*args, *kwargs.values())):
             return self._reduced_nodes(name, in_place, args, kwargs)
         index, src, dim, reduce = _REDUCES[name](*args, **kwargs)

@@ -142,7 +142,7 @@ class _Guarded(contract.Unread):
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
         self._inference_reason = shared.inference_reason
         self.paths = own.Paths(cls, ("forward",), options=tuple(adapter.FIELDS or ()))
-        self._stated = shared.stated
+        self._stated, self._absorbed, self.run = shared.stated, adapter.ABSORBED, adapter.run
         self.key = repeated.signature(adapter, self.paths)
         self.keep, self.again = repeated.keep, repeated.again
 

@@ -45,6 +45,9 @@ _WITHOUT_EDGES = 16
 #: that are computed (`Generated.made`); by hand, so that a network over 150,000 edges stays native,
 #: which took longer by kernels on the slow host of an H200 (docs/notes/aggregation.md)
 _AROUND = 3
+#: the same for each list of edges that a forward makes: such a call is never a repeated one, and
+#: makes 120 Python calls more (by hand, not timed on a GPU)
+_LIST = 4
 
 
 class Forward:
@@ -222,7 +225,8 @@ def read(module: Any, function: types.FunctionType, given: Any) -> Read | Reason
     if type(first) is not Reason:
         first = completing.with_more(module, form, graph, first, values, True)
     if type(first) is Aggregation and type(first.more) is Generated:
-        first = first._replace(more=first.more._replace(made=first.more.made + _AROUND))
+        around = _AROUND + (0 if found.derived is None else _LIST * len(found.derived.lists))
+        first = first._replace(more=first.more._replace(made=first.more.made + around))
     return first if type(first) is Reason else Read(
         graph, first, form, found, found.reduces)  # type: ignore[arg-type]  # for its `Known`
 

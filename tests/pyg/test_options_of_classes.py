@@ -34,6 +34,14 @@ LAYERS = {
 }
 
 
+def moved(value, device):
+    """Tensors, also within tuples and dictionaries, on ``device``."""
+    if isinstance(value, dict):
+        return {key: moved(part, device) for key, part in value.items()}
+    return (value.to(device) if isinstance(value, torch.Tensor)
+            else tuple(moved(part, device) for part in value))
+
+
 def one(result):
     return result if isinstance(result, torch.Tensor) else torch.cat(list(result.values()))
 
@@ -42,8 +50,9 @@ def one(result):
 def test_an_option_that_is_a_property(route, name):
     option, make, inputs = LAYERS[name]
     base = getattr(pyg, name)
-    layer = make(type(name, (base,), {option: held(option), "__module__": __name__}))
-    args = inputs()
+    cls = type(name, (base,), {option: held(option), "__module__": __name__})
+    layer = make(cls).to(route.device)
+    args = moved(inputs(), route.device)
     with gnnaccel.disabled():
         expected = one(layer(*args))
     with route.on(on_fallback="native"):
@@ -53,7 +62,7 @@ def test_an_option_that_is_a_property(route, name):
 
 def test_a_property_that_a_class_is_given_later(route):
     cls = type("GATConv", (pyg.GATConv,), {"__module__": __name__})
-    layer, args = cls(graphs.F, 4, 2), on_edges()()
+    layer, args = cls(graphs.F, 4, 2).to(route.device), moved(on_edges()(), route.device)
     with route.on():
         for _ in range(3):
             layer(*args)

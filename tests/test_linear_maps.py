@@ -222,6 +222,7 @@ def test_small_maps_are_not_looked_at(device, monkeypatch):
     module(rows(device))
 
 
+@pytest.mark.long
 def test_no_class_is_replaced_before_a_large_graph_came(monkeypatch):
     """Nor after gnnaccel was enabled anew, unless the graph is still there."""
     from torch_geometric.nn import SAGEConv

@@ -57,6 +57,7 @@ def test_parameters_can_be_exchanged(device):
     assert all((weight < 0).all() for weight in weights)
 
 
+@pytest.mark.long
 def test_nothing_is_kept_of_optimizers_that_are_gone(device):
     weights = [nn.Parameter(torch.ones(3, device=device))]
     before = len(optimizers._groups)

@@ -242,6 +242,7 @@ def test_rows_that_do_not_come_again(device):
     assert runs() == 1
 
 
+@pytest.mark.long
 def test_left_to_torch(device):
     x = rows(device)
     module = net(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), like=x)

@@ -59,6 +59,7 @@ def test_pairs_and_blocks(route, kind):
             edges(block.num_edges()), floor=FLOOR)
 
 
+@pytest.mark.long
 @on_routes("kind", ["sum", "mean"])
 def test_nodes_without_edges_and_int32(route, kind):
     compare(route, layer(kind=kind), bare(), graphs.features(), edges(bare().num_edges()),

@@ -178,6 +178,7 @@ def test_any_memory_layout(route):
                 norms((E, 2))[:, 1:])
 
 
+@pytest.mark.long
 def test_the_structure_is_found_again(route):
     g, et = homogeneous().to(route.device), types().to(route.device)
     made, x = layer().to(route.device), graphs.features().to(route.device)
@@ -235,6 +236,7 @@ def inputs(route):
     return tuple(t.to(route.device) for t in (homogeneous(), graphs.features(), types()))
 
 
+@pytest.mark.long
 def test_shapes_of_the_norm(route, inputs):
     made, narrow = layer().to(route.device), layer(F, 1).to(route.device)
     wide = norms((E, 8)).to(route.device)  # one for each channel

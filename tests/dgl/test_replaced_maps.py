@@ -112,6 +112,7 @@ def test_dynamically_quantized_maps(name, before):
                 assert close(one, two)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("way", ["set", "swapped", "attribute", "attribute again"])
 @pytest.mark.parametrize("name,part,parameter", [

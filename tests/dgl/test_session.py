@@ -85,6 +85,7 @@ def test_copies_pickles_and_checkpoints(route, inputs):
         assert list(model.state_dict()) == list(Net().state_dict())
 
 
+@pytest.mark.long
 def test_rules_and_names(route, inputs):
     model = Net().to(route.device)
     gnnaccel.name_layers(model)

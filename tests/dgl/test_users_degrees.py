@@ -70,6 +70,7 @@ def weighed(edges):
     return {"m": torch.tanh(edges.src["h"]) * edges.data["w"]}
 
 
+@pytest.mark.long
 def test_graphs_of_equal_sizes(route):
     """What was found out over one graph is used over the others."""
     seen = [agrees(route, sums(filled(make()), weighed, scaled))

@@ -128,6 +128,7 @@ def test_no_gradient_through_what_is_kept(emulated, kept):
     agrees(emulated, call, taken=False)
 
 
+@pytest.mark.long
 def test_what_is_not_followed_is_not_read_again(monkeypatch):
     """On a CPU, where reading it would cost a tenth of the call; with another message it is."""
     graph, read, count = filled(), replaced._read, []

@@ -93,6 +93,7 @@ def test_values_and_gradients_are_those_of_the_plain_path(name, heads, width, dr
         torch.testing.assert_close(mine, its)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_second_derivatives(name):
     edges = random_edges(5, 5, 9)

@@ -192,6 +192,7 @@ def repeated(rank, world, folder):
     return runs, calls
 
 
+@pytest.mark.long
 def test_gradients_repeat_and_shared_rows_are_sent_once(tmp_path):
     folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
     for runs, calls in start(2, repeated, folder):
@@ -220,6 +221,7 @@ def normalised(rank, world, folder):
     return found
 
 
+@pytest.mark.long
 def test_degrees_are_sent_once_for_the_same_edges(tmp_path):
     folder = graphs.cut(graphs.homogeneous(), 2, tmp_path)["random"]
     for found in start(2, normalised, folder):

@@ -118,6 +118,7 @@ def mapped():
     found += [event.input_shapes[0][0] for event in profile.events() if event.name == "aten::gelu"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("channels", [16, 7])
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_those_of_all_rows(route, case, channels):
@@ -162,6 +163,7 @@ def test_what_is_computed_for_own_rows_alone(route, monkeypatch):
         products.clear()
 
 
+@pytest.mark.long
 def test_calls_over_a_part_and_over_all_rows_are_told_apart(route):
     """The same layer, edges and sizes."""
     layer, found = made("all types").to(route.device), []

@@ -219,6 +219,7 @@ def dropouts(rank, world):
         return first.detach(), second.detach(), torch.rand(3)
 
 
+@pytest.mark.long
 def test_processes_draw_alike_outside_of_layers():
     (first, second, after), (others, _, afterwards) = start(2, dropouts)
     assert torch.equal(first, others) and torch.equal(after, afterwards)

@@ -181,6 +181,7 @@ class Known(torch.nn.Module):
         return self.conv(self.embedding.weight, edge_index)
 
 
+@pytest.mark.long
 def test_both_sides_start_from_the_same_weights_and_only_one_is_enabled(tmp_path, monkeypatch):
     task = relational_npz.load(write_all(tmp_path), "aifb")
     monkeypatch.setattr(relational_models, "build", lambda task, layer: Known())

@@ -183,6 +183,7 @@ def test_dropout_is_drawn_again_in_backward():
         ((sums[0] - sums[1]) / 2e-7).item(), rel=1e-4)
 
 
+@pytest.mark.long
 def test_backward_after_the_block_and_what_needs_no_gradient():
     from torch_geometric.nn import GCNConv
 

@@ -106,6 +106,7 @@ class OfAllNodes(MessagePassing):
         return out * factor
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 @pytest.mark.parametrize("aggr", ["mean", "max", "std"])
 def test_classes_that_users_write(flow, aggr, monkeypatch):

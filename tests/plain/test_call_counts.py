@@ -33,6 +33,7 @@ def test_a_repeated_call_by_kernels(emulated, name):
     by_kernels(name, made(), inputs(40), emulated)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("graph", ("known", "new"))
 @pytest.mark.parametrize("name", LAYERS)
 def test_native_calls(graph, name):

@@ -52,6 +52,7 @@ def test_all_gradients(kernels, name):
     assert gnnaccel.stats()[type(layer).__name__]["routes"].get("cuda")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_call_is_given_is_gone_with_it(kernels, name):
     """Nothing of it waits in a circle for Python to look for such."""
@@ -74,6 +75,7 @@ def test_what_a_call_is_given_is_gone_with_it(kernels, name):
     assert alive == [None] * len(alive)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*CASES, "norm"])
 def test_parameters_are_gone_with_the_module(kernels, name):
     """What is kept of its calls does not hold them in a circle."""

@@ -97,6 +97,7 @@ def test_the_fastest_is_kept_and_taken(folder, monkeypatch, make):
     assert len(environment) == 2
 
 
+@pytest.mark.long
 def test_kernels_are_timed_too(device, quick):
     layer, *inputs = gat(device)
     found = gnnaccel.autotune(layer.eval(), *inputs)
@@ -147,6 +148,7 @@ def test_another_environment_knows_nothing_of_it(monkeypatch):
     assert tuned.kept("another machine") == {}
 
 
+@pytest.mark.long
 def test_a_new_graph_is_decided_as_usual(monkeypatch):
     layer, x, edges = gat()
     timed(monkeypatch, native=1.0, torch=2.0)

@@ -147,6 +147,7 @@ def test_memory_counts_the_first_step(graph, monkeypatch):
     assert len(asked) == 2
 
 
+@pytest.mark.long
 def test_passes_are_switched_and_compared(graph, monkeypatch):
     given = []
 

@@ -114,6 +114,7 @@ def test_files_and_merging_keep_all_kinds(made_up, tmp_path):
     assert len(result.merge([read, newer]).records) == len(read.records)
 
 
+@pytest.mark.long
 def test_plot_draws_relational_layers(made_up, tmp_path):
     pytest.importorskip("matplotlib")
     from gnnaccel.profile.bench import plot

@@ -106,6 +106,7 @@ def test_markdown_rows_have_as_many_cells_as_columns(made_up):
         assert all(len(row) == len(section.columns) for row in section.rows), section.title
 
 
+@pytest.mark.long
 def test_plot_is_a_png(made_up, tmp_path):
     pytest.importorskip("matplotlib")
     from gnnaccel.profile.bench import plot

@@ -134,6 +134,7 @@ def test_sizes_that_differ(route):
         assert (routes, reasons) == ({"native": 1}, {"GA202": 1})
 
 
+@pytest.mark.long
 def test_errors_of_the_hosts(route):
     x, ei = graphs.features().to(route.device), graphs.square().to(route.device)
     layer = Copying(**AGAINST)

@@ -57,6 +57,7 @@ def test_degenerate_graphs(kernels, form, edges):
         both(kernels, form(), x, ei, edge, on_fallback="native")
 
 
+@pytest.mark.long
 def test_two_kinds_of_nodes(kernels):
     left, right = graphs.features(), graphs.features(M)
     for layer in (Scattered("mean"), BySuper(), Extremes()):

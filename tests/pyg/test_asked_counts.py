@@ -148,6 +148,7 @@ class AsManyAsEdges(Message):
         return softmax((x_i - x_j) @ self.weight, ids, num_nodes=count) * x_j
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["rows", "ids"])
 @pytest.mark.parametrize("aggr", ["add", "max"])
 def test_a_softmax_of_as_many_nodes_as_edges(kernels, by, aggr):

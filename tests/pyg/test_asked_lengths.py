@@ -104,6 +104,7 @@ class NotTaken(Message):
 CLASSES = [Lengths, Heads, Ones, Counted, Rooted, OverEdges, NotTaken]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", CLASSES)
 def test_values_and_gradients(kernels, cls):
     for train in (True, False):
@@ -117,6 +118,7 @@ def test_few_edges_and_as_many_as_stand_ins_have(kernels, cls, edges):
     compare(kernels, cls(), graphs.features(), ei, edge)
 
 
+@pytest.mark.long
 def test_a_branch_that_is_taken_stays_native(emulated):
     """And what it does is done as often as there are calls."""
 

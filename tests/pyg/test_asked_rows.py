@@ -215,6 +215,7 @@ class ZerosOfDefault(Message):
         return torch.cat([torch.relu(x_j - x_i), zeros], -1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [OnesOfDefault, ZerosOfDefault])
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64, torch.float32),
                                     (torch.float64, torch.float32, torch.float64)])

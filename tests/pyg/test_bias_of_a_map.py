@@ -28,6 +28,7 @@ def pruned(module, bias):
     prune.identity(module, "bias")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [as_buffer, as_attribute, pruned])
 @pytest.mark.parametrize("name, of", MAPS)
 def test_a_bias_that_is_no_parameter(route, name, of, change):

@@ -186,6 +186,7 @@ OVER_NEW = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_repeated_call_by_kernels(emulated, name):
     made, inputs = LAYERS[name]
@@ -238,6 +239,7 @@ def test_the_files_that_a_call_walks_through(request, route):
     assert all(map(operator.le, found, FILES[route])), f"{found} files, at most {FILES[route]}"
 
 
+@pytest.mark.long
 def test_calls_are_counted():
     """Those of gnnaccel's functions, and from them those of built-in ones; no others."""
     assert counted(lambda: sorted([2, 1])) == (0, 0, frozenset())

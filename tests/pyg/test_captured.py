@@ -501,6 +501,7 @@ def test_modules_in_one_that_cannot_be_captured(on):
     assert replays("GCNConv") > 0
 
 
+@pytest.mark.long
 def test_new_graphs_run_as_ever(on):
     model, (x, _) = Net(), given()
     for number in range(100):

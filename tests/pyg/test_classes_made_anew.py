@@ -23,6 +23,7 @@ def defined() -> type:
     return MadeAnewInALoop
 
 
+@pytest.mark.long
 def test_native_classes_are_let_go_of():
     x, ei = torch.randn(4, 3), torch.randint(0, 4, (2, 9))
     seen = []

@@ -239,6 +239,7 @@ def test_with_a_loss_the_gradients_are_those_that_reach_the_layer(inputs, monkey
     assert all(p.grad is None for p in net.parameters())
 
 
+@pytest.mark.long
 def test_the_model_is_as_before(route, inputs):
     net = Net(dropout=0.5).to(route.device)
     before, generator = copy.deepcopy(net.state_dict()), torch.get_rng_state()
@@ -307,6 +308,7 @@ WRONG = {  # a line of a kernel's source, the same with a mistake, and what is w
     "additive_backward": ("delta.hi + delta.lo", "1.01f * delta.hi", False)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)],
                          indirect=True)
 @pytest.mark.parametrize("family", WRONG)

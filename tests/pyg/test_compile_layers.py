@@ -167,6 +167,7 @@ def test_layers_of_equal_options_share_what_is_compiled(route):
     assert compiles() == 1 and compiled_calls("GATConv") == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grad", [True, False])
 def test_calls_that_repeat_are_remembered(route, monkeypatch, grad):
     from gnnaccel.adapters.pyg import _Guarded

@@ -36,6 +36,7 @@ def test_what_takes_no_part_has_no_gradient(route, label):
     assert found["compiled"] == 2 and found["routes"] == {route.backend: 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["SAGEConv", "RGCNConv", "SimpleConv"])
 def test_destinations_that_are_only_counted_have_no_gradient(route, name):
     make = {"SAGEConv": lambda: nn.SAGEConv((F, F), 8, root_weight=False),

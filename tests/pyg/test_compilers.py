@@ -47,6 +47,7 @@ class Scripted(torch.nn.Module):
         return self.conv(x, edge_index).relu()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_script(route, inputs, quiet, name):
     model = Scripted(build(name)).to(route.device).eval()

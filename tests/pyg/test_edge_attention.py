@@ -85,6 +85,7 @@ def test_values_and_gradients(kernels, form):
     compare(kernels, form(), *arguments(form))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [ByMap, ByParts, Normed])
 def test_rows_that_are_split(kernels, form):
     ei = hub()

@@ -39,6 +39,7 @@ def test_hooks_of_the_aggregation(route, inputs, register):
     native_because(route, "GA501", lambda: layer(*inputs))
 
 
+@pytest.mark.long
 def test_explaining_and_decomposed(route, inputs):
     layer = GATConv(F, 8, 2).to(route.device)
     layer.explain, layer._edge_mask, layer._apply_sigmoid = (True,
@@ -73,6 +74,7 @@ class Later(GATConv):
         return super().forward(x, edge_index).relu()
 
 
+@pytest.mark.long
 def test_subclasses(route, inputs):
     doubled = Doubled(F, 8, 2).to(route.device)
     expected = doubled(*inputs)

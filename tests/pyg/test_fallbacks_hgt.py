@@ -15,6 +15,7 @@ from tests.pyg.judge import native_again, runs_natively
 native_because = functools.partial(runs_natively, exclude=["HeteroLinear", "HeteroDictLinear"])
 
 
+@pytest.mark.long
 def test_no_edges_at_all(route):
     native_because(route, "GA303", layer().to(route.device),
                    *on(route.device, features(), edges(empty=RELATIONS)))

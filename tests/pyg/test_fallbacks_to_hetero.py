@@ -101,6 +101,7 @@ def test_layers_that_are_replaced(route):
             made(x, ei)
 
 
+@pytest.mark.long
 def test_a_forward_that_a_user_puts_on_the_models_class_runs(route):
     made, x, ei = made_for(route)
     checked(route, made, x, ei)

@@ -250,6 +250,7 @@ def test_calls_are_native_until_the_graphs_ordering_is_compiled(asked, monkeypat
     assert not asked.late
 
 
+@pytest.mark.long
 def test_a_mixture_of_weights_is_prepared(asked):
     """Of so many relations each edge mixes the rows of the bases, and no weight is made."""
     layer = RGCNConv(NODES, 16, 60, num_bases=30)

@@ -162,6 +162,7 @@ def test_weights_in_lists_may_become_others(emulated):
     both(emulated, layer, x, ei)
 
 
+@pytest.mark.long
 def test_options_of_modules_may_become_others(emulated):
     x, ei, _ = arguments(Message)
     layer = Modules()

@@ -144,6 +144,7 @@ def test_targets_that_only_give_the_number_of_rows_get_no_gradient(route):
     assert got["x[field]"] is None and got["x[paper]"].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [64])
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
 def test_many_relations(route, count, aggr):
@@ -257,6 +258,7 @@ NEW = {"SAGEConv": (SAGEConv, {}), "GCNConv": (GCNConv, {}),
        "GATConv": (GATConv, dict(heads=2, concat=False, add_self_loops=False))}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inside", NEW)
 def test_graphs_that_are_new_in_each_call(route, monkeypatch, inside):
     """Where kernels run, one of them puts the edges of all types together."""

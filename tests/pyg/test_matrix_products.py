@@ -129,6 +129,7 @@ def test_a_matrix_for_each_kind(kernels):
                 edge_index[1] = edge_index[1].flip(0)
 
 
+@pytest.mark.long
 def test_repeats_bit_for_bit(emulated):
     repeats(emulated, ByEinsum(), EDGE)
 
@@ -139,6 +140,7 @@ def test_long_rows(kernels):
     compare(kernels, ByEinsum("mean"), graphs.features(), edge_index, edge)
 
 
+@pytest.mark.long
 def test_what_is_no_row_of_each_stays_native(emulated):
     layer = NoRow()
     both(emulated, layer, *arguments(Message), on_fallback="native")

@@ -92,6 +92,7 @@ def test_values_and_gradients(kernels, copied, form, aggr):
     assert set(copied) == ({form in (Opposite, Negative)} if form in TWINS else set())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", TWINS)
 def test_repeated_and_second_derivatives(kernels, form):
     compare_second(kernels, form().to(kernels.device), *to(kernels.device, *given(form)))

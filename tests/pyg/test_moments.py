@@ -134,6 +134,7 @@ def test_one_twice_in_a_list(route, how):
     assert close(found, layer(x, edge_index), 1e-4)
 
 
+@pytest.mark.long
 def test_a_list_made_with_half_of_a_gradient(route):
     layer = SAGEConv(F, 5, aggr=["var", "max"],
                      aggr_kwargs={"aggrs_kwargs": [{"semi_grad": True}, {}]}).to(route.device)

@@ -110,6 +110,7 @@ def test_values_and_gradients(kernels, cls):
     compare(kernels, cls(), *arguments(Message)[:3 if cls is Dictionary else 2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["distmult_masked", "transe"])
 def test_texts(kernels, kind):
     layer, args = Texts(kind), arguments(Message)[:2]
@@ -154,6 +155,7 @@ def test_what_changes_between_calls(emulated, cls):
                 assert close(layer(*given), expected)
 
 
+@pytest.mark.long
 def test_a_module_that_is_gone(emulated):
     layer, given = Dictionary(), arguments(Message)
     with emulated.on(on_fallback="native"):
@@ -369,6 +371,7 @@ def stays_native(emulated, cls):
     assert routes(layer) == {"native": 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [
     OfTensors, ByCode, ByCount, ByFormat, ByText, OfTheDictionary, OfTheDocs, OfTheModule,
     OfTheText, OfATensorsText, OfADevicesText, OfAModulesText, OfTheText2, OfTheDictionary2])

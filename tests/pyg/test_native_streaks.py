@@ -94,6 +94,7 @@ def matrix(edges: int = 90, nodes: int = 30) -> tuple[torch.Tensor, torch.Tensor
         ids, torch.ones(edges), (nodes, nodes)).coalesce().to_sparse_csr()
 
 
+@pytest.mark.long
 def test_matrices_in_a_row(emulated_gpu):
     layer = SAGEConv(F, 5)
     for _ in range(STREAK + 1):
@@ -189,6 +190,7 @@ def test_rules_hold_from_the_next_call_on(emulated_gpu):
     assert routes(layer) == {"cuda": 1, "native": 1}
 
 
+@pytest.mark.long
 def test_an_excluded_layer_is_native_over_whatever_edges(emulated_gpu):
     """Lists and matrices in turn, also those that come again: none is looked at."""
     layer, again = SAGEConv(F, 5), batch(900)

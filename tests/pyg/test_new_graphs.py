@@ -91,6 +91,7 @@ def test_each_graph_comes_twice(decided, name):
     assert len(decided) == 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_graphs_come_twice_after_many_that_did_not(decided, name):
     layer = LAYERS[name]()
@@ -105,6 +106,7 @@ def test_graphs_come_twice_after_many_that_did_not(decided, name):
     assert len(decided) == 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_calls_in_checkpoints_are_kept(decided, name):
     """What a checkpoint repeats in backward is like the call."""
@@ -135,6 +137,7 @@ def test_hops_of_a_layer_are_alike_where_nothing_is_recorded(monkeypatch):
     assert len(seen) <= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_graphs_in_turn_of_which_one_changes(emulated, name):
     """Calls over several graphs are kept: none is repeated over other edges than its own."""

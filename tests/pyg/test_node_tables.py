@@ -140,6 +140,7 @@ def test_tables_of_two_kinds_of_nodes(emulated, cls):
     compare(emulated, cls(N), x, y, ei)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [BySource, BySourceAlone, SummedBySource])
 def test_tables_of_fewer_nodes_than_send_stay_native(emulated, cls):
     """Over edges that leave those of which the table knows, and in a call like one by kernels."""

@@ -66,6 +66,7 @@ def test_lazy_channels(route):
     compare(route, lazy, features(), edges())
 
 
+@pytest.mark.long
 def test_dropout(route):
     """Means over masks: each edge's weight is kept with probability 1 - p and divided by it."""
     made = layer(dropout=0.3).to(route.device)

@@ -155,6 +155,7 @@ def test_one_edge(route, options):
     check(route, build(**options), edge_index=torch.tensor([[4], [2]]), floor=1e-6, nothing=1.0)
 
 
+@pytest.mark.long
 def test_a_relation_for_every_edge(route):
     check(route, build(relations=E, mod="additive", **WITHIN), edge_type=torch.randperm(E),
           floor=1e-6, nothing=1e-3)

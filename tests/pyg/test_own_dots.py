@@ -170,6 +170,7 @@ def test_one_head(route):
     compare(route, OneHead(), torch.randn(N, C), graphs.square())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Attends", "WithEdges", "Kept", "Swapped", "Beside"])
 def test_kernels_compute_the_dots(emulated, name):
     x = torch.randn(N, H, C, requires_grad=True)

@@ -108,6 +108,7 @@ def test_native(name):
         layer(*args)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [explained, decomposed])
 def test_what_goes_round_the_classs_own_propagate(change):
     """Explainers and decomposition put the general propagate on the object."""
@@ -140,6 +141,7 @@ def test_extrema_on_a_cpu_are_no_fallback(aggr):
     assert [r["code"] for r in gnnaccel.records()[0]["rejected"]] == ["GA401", "GA301"]
 
 
+@pytest.mark.long
 def test_no_edges():
     layer, x, ei = Copying(), graphs.features(), torch.empty(2, 0, dtype=torch.int64)
     with gnnaccel.enabled(when="supported", on_fallback="raise"):

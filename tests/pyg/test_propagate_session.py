@@ -296,6 +296,7 @@ def test_a_propagate_of_the_users_is_left_alone():
     assert not gnnaccel.stats() and not hasattr(Own.propagate, "routed")
 
 
+@pytest.mark.long
 def test_rules(route):
     layer, x, ei = Weighing(), graphs.features().to(route.device), graphs.square().to(route.device)
     for target in (Weighing, layer, "inner"):

@@ -18,6 +18,7 @@ from tests.pyg.hetero_graphs import edges, features, hetero, same
 KEYS = [("a", "to", "b"), "a", "a.b", ("a.b", "to", "c"), "keys", "forward", ("a", "b")]
 
 
+@pytest.mark.long
 def test_keys_are_those_of_the_host():
     made = ModuleDict({key: torch.nn.Linear(1, 1) for key in KEYS})
     expected = list(made.keys())
@@ -54,6 +55,7 @@ def compiling():
             and hasattr(m, "is_compiling")]
 
 
+@pytest.mark.long
 def test_whether_something_compiles_is_asked_of_torch(compiling):
     native = [module.is_compiling for module in compiling]
     assert len(native) > 5 and torch_geometric.is_compiling in native
@@ -97,6 +99,7 @@ def test_edges_are_turned_around_once(route, root, monkeypatch):
     assert seen == [30] * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", ["conv_in", "conv_out"])
 def test_turned_edges_that_somebody_wrote_to(route, at, monkeypatch):
     # as of edges on a GPU, from the first call

@@ -143,6 +143,7 @@ def test_modes_of_torch(route, name):
         as_native(layer, args)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [GATConv, GATv2Conv, TransformerConv])
 def test_parameters_replaced_under_learned_features(route, cls):
     """Features that are a Parameter, as embeddings are. A call bound to its weights would keep the

@@ -83,6 +83,7 @@ def given():
     return graphs.features(), graphs.square(), torch.randint(0, KINDS, (E,))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [MeanOfKinds, ByTorch, InMessage])
 def test_values_and_gradients(kernels, cls):
     for aggr in ("mean", "add") if cls is MeanOfKinds else ("mean",):

@@ -231,6 +231,7 @@ def test_small_calls_go_native():
     assert gnnaccel.stats()["HeteroBasisConv"]["reasons"] == {"GA401": 2}
 
 
+@pytest.mark.long
 def test_explaining_and_comparing(route):
     made, (x, ei) = model_of().to(route.device), on(route.device, features(), edges())
     with route.on():

@@ -241,6 +241,7 @@ def test_hetero_conv_of_empty_relations(route, kind):
     check(route, convs(kind), features(OUT), edges(empty=[WRITES, ABOUT]), ("paper",))
 
 
+@pytest.mark.long
 def test_hetero_conv_of_gcn(route):
     relations = [CITES, KNOWS]
     for group in GROUPS:

@@ -121,6 +121,7 @@ class Tabled(Passing):
         return (x_j - x_i) * self.table[given]
 
 
+@pytest.mark.long
 def test_one_kind_for_all_edges_after_one_for_each(emulated):
     """A tensor without an axis."""
     layer, x, ei = Tabled(), graphs.features(), graphs.square()
@@ -143,6 +144,7 @@ class MappedLast(MessagePassing):
         return self.lin(torch.tanh(x_j - x_i))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("called", [False, True])
 def test_a_bias_that_is_broadcast_in_the_last_map(emulated, called):
     layer, x, ei = MappedLast(), graphs.features(), graphs.square()
@@ -180,6 +182,7 @@ class ScoredAtBoth(MessagePassing):
         return softmax(score, index, ptr, size_i).unsqueeze(-1) * x_j.unsqueeze(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("what", ["rows", "dtype"])
 @pytest.mark.parametrize("make", [MappedLast, MappedAtBoth, ScoredAtBoth])
@@ -199,6 +202,7 @@ def test_maps_that_torch_refuses(emulated, make, what, called):
         layer(x, ei)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [E - 1, 2])
 def test_tensors_that_fit_nothing(emulated, rows):
     layer, x, ei = Scaled(), graphs.features(), graphs.square()
@@ -207,6 +211,7 @@ def test_tensors_that_fit_nothing(emulated, rows):
             layer(x, ei, given=torch.rand(rows, WIDTH))
 
 
+@pytest.mark.long
 def test_a_table_that_grows(emulated):
     layer, x, ei = Relational(), graphs.features(), graphs.square()
     for kinds in (KINDS, KINDS + 3, KINDS):

@@ -67,6 +67,7 @@ def with_kinds() -> torch.Tensor:
     return x
 
 
+@pytest.mark.long
 def test_kinds_among_the_features(kernels):
     for train in (True, False):
         compare(kernels, OfChannel(), with_kinds(), graphs.square(), None, train=train)

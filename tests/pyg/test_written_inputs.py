@@ -142,6 +142,7 @@ def alike(found, expected, tolerance=1e-5):
                for a, b in zip(found, expected))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", USERS)
 def test_users_messages(kernels, cls):
     torch.manual_seed(0)

@@ -66,6 +66,7 @@ def made(text: str, message: str = "torch.tanh(x_i * x_j)") -> Message:
         aggregate=names["aggregate"], message=names["message"]))()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", TAKEN)
 def test_values_and_gradients(kernels, text):
     compare(kernels, made(text), graphs.features(), graphs.square())

@@ -48,6 +48,7 @@ def test_a_change_that_fails_changes_nothing(folder):
                                                      if p.suffix == ".part"]
 
 
+@pytest.mark.long
 def test_many_processes_lose_no_change(folder):
     code = ("import sys; from gnnaccel import store\n"
             "for i in range(20): store.update('a.json', lambda held: {**held, "
